@@ -213,7 +213,9 @@ def _verify_in_place(registry: type["HookRegistry"], placed: _Placed) -> None:
         now = place_of(placed.target).read()
     except LookupError as error:
         raise placed.error(Reason.REPLACED, expected=expected, found=str(error.args[0])) from error
-    if not _is_hooked(placed, now):
+    chain = list(layers(now))
+    reached = (item for layer in chain for item in (layer, *cells(layer)))
+    if not any(item is placed.hook.function for item in reached):
         if placed.target.dotted in registry._patched:
             raise placed.error(Reason.REPLACED, expected=expected, found=describe(now))
         raise placed.error(
@@ -222,15 +224,11 @@ def _verify_in_place(registry: type["HookRegistry"], placed: _Placed) -> None:
             found=describe(now),
             remedy="SGLang's log has the traceback of applying the hooks of this target.",
         )
+    if not isinstance(placed.original, type) and not any(each is placed.original for each in chain):
+        found = f"{describe(chain[-1])} under the hook"
+        raise placed.error(Reason.REPLACED, expected=describe(placed.original), found=found)
     if isinstance(placed.place.owner, ModuleType):
         _verify_importers(placed)
-
-
-def _is_hooked(placed: _Placed, now: object) -> bool:
-    """Whether `now` leads to the hook and, but for a class, from there to the pinned original."""
-    chain = list(layers(now))
-    hooked = any(placed.hook.function is item for layer in chain for item in (layer, *cells(layer)))
-    return hooked and (isinstance(placed.original, type) or placed.original in chain)
 
 
 def _verify_importers(placed: _Placed) -> None:
