@@ -408,3 +408,14 @@ def test_a_missing_sglang_is_named(workshop: Workshop) -> None:
         "sglang.srt.plugins.hook_registry.HookRegistry",
         ("an SGLang with plugin hooks", "no accelerator library"),
     )
+
+
+def test_an_sglang_with_other_plugin_hooks_is_an_error_and_not_an_exception(
+    workshop: Workshop,
+) -> None:
+    shown = workshop.shown("""
+        from sglang.srt.plugins import hook_registry
+        del hook_registry.HookRegistry._patched
+        show(error=refused(apply, seams(hook("flow"))))
+    """)
+    check_error(shown["error"], "NOT_APPLIED", "its targets", ("checked", "AttributeError"))

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts hooks in place through SGLang's HookRegistry, all or none, and proves that they are."""
 
+import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from types import ModuleType
@@ -39,7 +41,7 @@ class _Placed:
             found=found,
             remedy=remedy
             or f"Unload the plugin that did it (SGLANG_PLUGINS lists those to load), "
-            f"or switch {self.seams.slice} off ({self.seams.switch.rstrip('.')}).",
+            f"or {self.seams.opt_out}.",
         )
 
 
@@ -57,7 +59,7 @@ def apply(*seams: Seams) -> None:
     take effect, and are verified, when all plugins have been loaded. Slices that hook the same
     target must be applied in one call, which composes them in the given order.
     """
-    with _lock:
+    with _lock, _fail_closed(seams):
         known = _known()
         new = [each for each in seams if each not in known]
         targets = [(each, hook, pinned_target(each, hook)) for each in new for hook in each.hooks]
@@ -86,6 +88,11 @@ def verify(*seams: Seams) -> None:
     Without arguments, of all that was applied. Code that wraps an applied hook and says so with
     `__wrapped__` leaves it in place.
     """
+    with _fail_closed(seams):
+        _verify(seams)
+
+
+def _verify(seams: Sequence[Seams]) -> None:
     known = _known()
     for wanted in seams:
         if wanted not in known:
@@ -106,18 +113,36 @@ def verify(*seams: Seams) -> None:
     _refuse_foreign_replacements(registry, placed, pending=())
 
 
+@contextmanager
+def _fail_closed(seams: Sequence[Seams]) -> Iterator[None]:
+    """SGLang logs and forgets any Exception of a plugin: let none of ours be one."""
+    try:
+        yield
+    except Exception as error:
+        raise SeamError(
+            slice=_names(seams),
+            target="its targets",
+            reason=Reason.NOT_APPLIED,
+            expected="hooks that can be checked",
+            found=repr(error),
+            remedy="This is a defect, or an SGLang with other plugin hooks: report it.",
+        ) from error
+
+
+def _names(seams: Iterable[Seams]) -> str:
+    return ", ".join(each.slice for each in seams) or "kvstrata-seams"
+
+
 def _known() -> list[Seams]:
     return [each.seams for each in _placed]
 
 
 def _import_registry(seams: Iterable[Seams]) -> ModuleType:
-    import importlib
-
     try:
         return importlib.import_module(_REGISTRY)
     except Exception as error:
         raise SeamError(
-            slice=", ".join(each.slice for each in seams) or "kvstrata-seams",
+            slice=_names(seams),
             target=f"{_REGISTRY}.HookRegistry",
             reason=Reason.UPSTREAM_MISSING,
             expected="an SGLang with plugin hooks",
@@ -137,8 +162,7 @@ def _check(registry: type["HookRegistry"], seams: Seams, hook: Hook, target: Tar
             reason=Reason.TARGET_MISSING,
             expected="what its source defines",
             found=str(error.args[0]),
-            remedy=f"Repair the {seams.upstream} installation, or switch {seams.slice} off "
-            f"({seams.switch.rstrip('.')}).",
+            remedy=f"Repair the {seams.upstream} installation, or {seams.opt_out}.",
         ) from error
     original = place.read()
     placed = _Placed(seams, hook, target, place, original)
@@ -151,8 +175,7 @@ def _check(registry: type["HookRegistry"], seams: Seams, hook: Hook, target: Tar
             Reason.NOT_APPLIED,
             expected="a function for a function, or a class to replace a class",
             found=f"{describe(hook.function)} for {describe(original)}",
-            remedy=f"This is a defect of {seams.slice}: report it, or switch it off "
-            f"({seams.switch.rstrip('.')}).",
+            remedy=f"This is a defect of {seams.slice}: report it, and {seams.opt_out}.",
         )
     if not is_original(target, original):
         raise placed.error(Reason.TAKEN, expected="the original", found=describe(original))
@@ -240,6 +263,5 @@ def _verify_importers(placed: _Placed) -> None:
                     Reason.NOT_APPLIED,
                     expected="the hooked one in every module that imported it",
                     found=f"the original as {name}.{attribute}",
-                    remedy=f"Import {name} later, or switch {placed.seams.slice} off "
-                    f"({placed.seams.switch.rstrip('.')}).",
+                    remedy=f"Import {name} later, or {placed.seams.opt_out}.",
                 )

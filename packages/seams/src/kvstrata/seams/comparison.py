@@ -29,7 +29,7 @@ def pinned_target(seams: Seams, hook: Hook) -> Target:
     version = installed_version(seams.upstream)
     pin = pin_for(hook, version)
     supported = f"{seams.upstream} {' or '.join(hook.pins)}"
-    other_release = f"a {seams.slice} release that supports it"
+    way_out = f"or a {seams.slice} release that supports it, or {seams.opt_out}."
     if version is None:
         raise SeamError(
             slice=seams.slice,
@@ -37,7 +37,7 @@ def pinned_target(seams: Seams, hook: Hook) -> Target:
             reason=Reason.UPSTREAM_MISSING,
             expected=supported,
             found=f"no {seams.upstream}",
-            remedy=f"Install {supported}.",
+            remedy=f"Install {supported}, or {seams.opt_out}.",
         )
     found_version = f"{seams.upstream} {version}"
     if version not in hook.pins:
@@ -47,9 +47,9 @@ def pinned_target(seams: Seams, hook: Hook) -> Target:
             reason=Reason.UNKNOWN_VERSION,
             expected=supported,
             found=found_version,
-            remedy=f"Install {supported}, or {other_release}.",
+            remedy=f"Install {supported}, {way_out}",
         )
-    remedy = f"Reinstall an unmodified {found_version}, or {other_release}."
+    remedy = f"Reinstall an unmodified {found_version}, {way_out}"
     try:
         target = find(pin.target)
     except LookupError as error:

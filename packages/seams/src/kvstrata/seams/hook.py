@@ -78,3 +78,8 @@ class Seams:
     def __post_init__(self) -> None:
         if not self.hooks:
             raise ValueError(f"hooks of {self.slice} is empty; declare at least one Hook")
+
+    @property
+    def opt_out(self) -> str:
+        """How to do without these hooks, as part of a sentence."""
+        return f"do not switch {self.slice} on ({self.switch.rstrip('.')})"
