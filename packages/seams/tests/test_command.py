@@ -63,13 +63,19 @@ def test_a_drifted_slice_is_not_applied_and_leaves_others_alone(workshop: Worksh
 
 
 @pytest.mark.parametrize(
-    ("name", "status"), [("NEWER", "unknown version"), ("OTHER", "upstream not installed")]
+    ("name", "status", "expected"),
+    [
+        ("NEWER", "unknown version", "pond 2.0; found pond 1.2"),
+        ("OTHER", "upstream not installed", "lagoon 1.2; found no lagoon"),
+    ],
 )
-def test_what_cannot_be_compared_is_named(workshop: Workshop, name: str, status: str) -> None:
+def test_what_cannot_be_compared_is_named(
+    workshop: Workshop, name: str, status: str, expected: str
+) -> None:
     install(workshop, reed=name)
     result = workshop.python("-m", "kvstrata.seams")
     assert result.returncode == 1
-    assert f"status: {status}, not applied: pond.flow is {status}" in result.stdout
+    assert f"status: {status}, not applied\n    detail: expected {expected}" in result.stdout
 
 
 def test_a_plugin_that_took_a_target_first_is_named(workshop: Workshop) -> None:

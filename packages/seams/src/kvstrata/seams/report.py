@@ -85,6 +85,8 @@ def try_out(seams: Sequence[Seams], rows: Iterable[Row]) -> list[Row]:
     error = _applied([each for each in seams if each.slice not in refused])
 
     def outcome(row: Row) -> str:
+        if row.status != SUPPORTED:
+            return "not applied"
         if row.slice in refused:
             cause = refused[row.slice]
             return f"not applied: {cause.target} is {cause.status}"
