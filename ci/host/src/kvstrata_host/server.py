@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real SGLang server as a process group of its own, with every wait bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import requests
+
+from kvstrata_host.spec import Json, ServerSpec
+
+_LOOPBACK = "127.0.0.1"
+_TAIL_LINES = 40
+_DECISIVE = re.compile(r"error|exception|refus|cannot|failed|no module|SystemExit|killed", re.I)
+_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})? (?P<value>\S+)$")
+
+
+class ServerError(RuntimeError):
+    """A server did not do what was asked; `log` is its log file and `tail` the log's last lines."""
+
+    def __init__(self, name: str, problem: str, log: Path) -> None:
+        self.log = log
+        self.tail = _tail(log)
+        decisive = [line for line in self.tail if _DECISIVE.search(line)][-5:]
+        lines = "".join(f"\n  {line}" for line in decisive or self.tail[-5:])
+        super().__init__(f"server {name}: {problem}; log {log}{lines}")
+
+
+class PortInUseError(ServerError):
+    """The port that was asked for is taken; choose another, or 0 for a free one."""
+
+
+class StartError(ServerError):
+    """The server's process ended, or was not healthy in time."""
+
+
+class RequestError(ServerError):
+    """A request was refused, broke off or took too long."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """One answer. Cached tokens are SGLang's own counts of the prompt tokens it did not compute.
+
+    `time_to_first_token_s` and `latency_s` are measured here, from sending the request.
+    """
+
+    output_ids: tuple[int, ...]
+    output_logprobs: tuple[float, ...]
+    prompt_tokens: int
+    cached_tokens: int
+    cached_device_tokens: int
+    cached_host_tokens: int
+    cached_storage_tokens: int
+    time_to_first_token_s: float
+    latency_s: float
+
+
+class Progress(Protocol):
+    """Told what a starting server is doing."""
+
+    def __call__(self, name: str, message: str, *, elapsed_s: float) -> None: ...
+
+
+def _silent(name: str, message: str, *, elapsed_s: float) -> None:
+    return None
+
+
+class Server:
+    """A server that runs from `start` to `stop` or `kill`; as a context manager, in the block."""
+
+    def __init__(
+        self, spec: ServerSpec, *, start_timeout_s: float = 180.0, progress: Progress = _silent
+    ) -> None:
+        self.spec = spec
+        self.port = spec.port
+        self.start_timeout_s = start_timeout_s
+        self._progress = progress
+        self._process: subprocess.Popen[bytes] | None = None
+        self._session = requests.Session()
+        self._session.trust_env = False  # a proxy has no business on loopback
+
+    @property
+    def url(self) -> str:
+        return f"http://{_LOOPBACK}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The leader of the process group, None unless started."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server and wait until it is healthy.
+
+        Raises PortInUseError before anything is started, StartError as soon as the process ends or
+        when `start_timeout_s` has passed; then nothing is left running.
+        """
+        if self.running:
+            raise ServerError(self.spec.name, f"already running as {self.pid}", self.spec.log)
+        self.port = self._claim_port()
+        self.spec.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.spec.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self.spec.command(self.port),
+                env=self.spec.environment(),
+                cwd=self.spec.log.parent,  # `-m` imports from the working directory first
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_healthy()
+        except BaseException:
+            self.kill()
+            raise
+
+    def generate(
+        self,
+        input_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        custom_params: Mapping[str, Json] | None = None,
+        logprobs: bool = True,
+        timeout_s: float = 120.0,
+    ) -> Generation:
+        """Greedy continuation of the prompt; the end of a sequence does not end it.
+
+        Raises RequestError when the server refuses, breaks off, or `timeout_s` has passed.
+        """
+        sampling: dict[str, Json] = {
+            "temperature": 0,
+            "max_new_tokens": max_new_tokens,
+            "ignore_eos": True,
+        }
+        if custom_params is not None:
+            sampling["custom_params"] = dict(custom_params)
+        body = {
+            "input_ids": list(input_ids),
+            "sampling_params": sampling,
+            "return_logprob": logprobs,
+            "stream": True,
+        }
+        began = time.monotonic()
+        arrivals = [
+            (time.monotonic() - began, event)
+            for event in self._events("/generate", body, timeout_s)
+        ]
+        (first_s, _), (latency_s, answer) = arrivals[0], arrivals[-1]
+        try:
+            return _generation(answer, first_s, latency_s)
+        except (KeyError, TypeError) as problem:
+            raise self._request_error(f"/generate answered {answer!r} ({problem!r})") from problem
+
+    def flush(self, *, timeout_s: float = 30.0) -> None:
+        """Empty the device and host caches, not the storage; waits until the server is idle."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._sent("POST", "/flush_cache", _left_s(deadline)) as response:
+                if response.ok:
+                    return
+                refusal = response.text.strip()
+            if time.monotonic() >= deadline:
+                raise self._request_error(f"/flush_cache refused for {timeout_s} s: {refusal}")
+            time.sleep(0.1)
+
+    def metrics(self, *, timeout_s: float = 10.0) -> dict[str, float]:
+        """The server's own metrics, each summed over its labels."""
+        totals: dict[str, float] = {}
+        with self._sent("GET", "/metrics", timeout_s) as response:
+            if not response.ok:
+                raise self._request_error(f"/metrics answered {response.status_code}")
+            for line in response.text.splitlines():
+                if sample := _SAMPLE.match(line):
+                    name = sample["name"]
+                    totals[name] = totals.get(name, 0.0) + float(sample["value"])
+        return totals
+
+    def pause(self) -> None:
+        """Freeze the whole process group (SIGSTOP)."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a frozen process group go on (SIGCONT)."""
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End the whole process group at once (SIGKILL); does nothing if it is gone."""
+        if self._process is None:
+            return
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._wait_until_group_is_gone(10.0)
+
+    def stop(self, *, timeout_s: float = 15.0) -> None:
+        """Ask the server to end (SIGTERM), then kill what is left after `timeout_s`."""
+        if self._process is None:
+            return
+        self._signal(signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        self.kill()
+
+    def _claim_port(self) -> int:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((_LOOPBACK, self.spec.port))
+            except OSError as error:
+                raise PortInUseError(
+                    self.spec.name,
+                    f"port {self.spec.port} cannot be used ({error.strerror}); "
+                    "choose another, or 0 for a free one",
+                    self.spec.log,
+                ) from error
+            return int(probe.getsockname()[1])
+
+    def _wait_until_healthy(self) -> None:
+        began = time.monotonic()
+        stages = _Stages(self.spec.log)
+        while not self._healthy():
+            elapsed_s = time.monotonic() - began
+            for message in stages.new():
+                self._progress(self.spec.name, message, elapsed_s=elapsed_s)
+            if self._process is not None and self._process.poll() is not None:
+                problem = f"ended with {self._process.returncode} while starting"
+                raise StartError(self.spec.name, problem, self.spec.log)
+            if elapsed_s > self.start_timeout_s:
+                problem = f"not healthy after {self.start_timeout_s} s"
+                raise StartError(self.spec.name, problem, self.spec.log)
+            time.sleep(0.2)
+        message = f"ready on port {self.port}"
+        self._progress(self.spec.name, message, elapsed_s=time.monotonic() - began)
+
+    def _healthy(self) -> bool:
+        try:
+            return self._session.get(f"{self.url}/health", timeout=5.0).status_code == 200
+        except requests.RequestException:
+            return False
+
+    @contextlib.contextmanager
+    def _sent(self, method: str, path: str, timeout_s: float) -> Iterator[requests.Response]:
+        try:
+            with self._session.request(method, f"{self.url}{path}", timeout=timeout_s) as response:
+                yield response
+        except requests.RequestException as error:
+            raise self._request_error(f"{path} failed ({error})") from error
+
+    def _events(
+        self, path: str, body: Mapping[str, object], timeout_s: float
+    ) -> Iterator[dict[str, Json]]:
+        """The JSON documents of an event stream; `timeout_s` bounds the whole of it."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            with self._session.post(
+                f"{self.url}{path}", json=body, stream=True, timeout=timeout_s
+            ) as response:
+                if not response.ok:
+                    text = response.text.strip()
+                    raise self._request_error(f"{path} answered {response.status_code}: {text}")
+                for line in response.iter_lines():
+                    if time.monotonic() > deadline:
+                        raise self._request_error(f"{path} took more than {timeout_s} s")
+                    if line.startswith(b"data: {"):
+                        yield json.loads(line.removeprefix(b"data: "))
+        except requests.RequestException as error:
+            raise self._request_error(f"{path} failed ({error})") from error
+
+    def _request_error(self, problem: str) -> RequestError:
+        return RequestError(self.spec.name, problem, self.spec.log)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def _wait_until_group_is_gone(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.pid is not None and _group_exists(self.pid):
+            if time.monotonic() > deadline:
+                problem = f"processes of group {self.pid} outlive SIGKILL by {timeout_s} s"
+                raise ServerError(self.spec.name, problem, self.spec.log)
+            time.sleep(0.02)
+
+
+class _Stages:
+    """Picks the milestones out of a growing log."""
+
+    _MILESTONES: tuple[tuple[str, str], ...] = (
+        ("server_args=", "arguments accepted"),
+        ("Init torch distributed begin", "process group"),
+        ("Load weight begin", "loading weights"),
+        ("KV Cache is allocated", "device KV pool allocated"),
+        ("hierarchical KV host pool", "host KV pool allocated"),
+        ("Uvicorn running", "HTTP up"),
+    )
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._offset = 0
+        self._open = list(self._MILESTONES)
+
+    def new(self) -> list[str]:
+        with self._log.open("rb") as log:
+            log.seek(self._offset)
+            text = log.read()
+        whole, newline, _ = text.rpartition(b"\n")
+        self._offset += len(whole) + len(newline)
+        seen = [stage for stage in self._open if stage[0].encode() in whole]
+        self._open = [stage for stage in self._open if stage not in seen]
+        return [message for _, message in seen]
+
+
+def _group_exists(pgid: int) -> bool:
+    try:
+        os.killpg(pgid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _left_s(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.1)
+
+
+def _tail(log: Path) -> tuple[str, ...]:
+    try:
+        text = log.read_text(errors="replace")
+    except FileNotFoundError:
+        return ()
+    return tuple(line for line in text.splitlines() if line.strip())[-_TAIL_LINES:]
+
+
+def _generation(answer: Mapping[str, Json], first_s: float, latency_s: float) -> Generation:
+    ids, meta = answer["output_ids"], answer["meta_info"]
+    if not isinstance(ids, list) or not isinstance(meta, dict):
+        raise TypeError("output_ids or meta_info is missing")
+    details = meta.get("cached_tokens_details") or {}
+    scores = meta.get("output_token_logprobs") or []
+    if not isinstance(details, dict) or not isinstance(scores, list):
+        raise TypeError("cached_tokens_details or output_token_logprobs has another form")
+    return Generation(
+        output_ids=tuple(_number(token) for token in ids),
+        output_logprobs=tuple(_score(entry) for entry in scores),
+        prompt_tokens=_number(meta["prompt_tokens"]),
+        cached_tokens=_number(meta["cached_tokens"]),
+        cached_device_tokens=_number(details.get("device", 0)),
+        cached_host_tokens=_number(details.get("host", 0)),
+        cached_storage_tokens=_number(details.get("storage", 0)),
+        time_to_first_token_s=first_s,
+        latency_s=latency_s,
+    )
+
+
+def _number(value: Json) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"expected a whole number, got {value!r}")
+    return value
+
+
+def _score(entry: Json) -> float:
+    """The logprob of a (logprob, token id, text) entry; NaN where the server had no number."""
+    if not isinstance(entry, list):
+        raise TypeError(f"expected a logprob entry, got {entry!r}")
+    value = entry[0]
+    return float(value) if isinstance(value, int | float) else float("nan")

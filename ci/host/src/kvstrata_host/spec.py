@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server is started with: one frozen value, its command line and its environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from kvstrata_host.plugin import PLATFORM
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+Layout = Literal["layer_first", "page_first", "page_first_direct"]
+IoBackend = Literal["direct", "kernel"]
+PrefetchPolicy = Literal["best_effort", "wait_complete", "timeout"]
+
+_RUNNABLE = (
+    ("layer_first", "direct"),
+    ("layer_first", "kernel"),
+    ("page_first", "kernel"),
+    ("page_first_direct", "direct"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerSpec:
+    """One SGLang server with HiCache on the loopback interface.
+
+    `port` 0 takes a free one. `storage_backend` None runs HiCache without storage. `extra_config`
+    goes to --hicache-storage-backend-extra-config, `extra_args` behind all other arguments,
+    `extra_env` over the environment. The log is overwritten at
+    start, and its folder is the server's working directory.
+    """
+
+    name: str
+    model: Path
+    log: Path
+    port: int = 0
+    page_size_tokens: int = 16
+    max_total_tokens: int = 8192
+    context_tokens: int = 4096
+    max_running_requests: int = 4
+    hicache_ratio: float = 2.0
+    layout: Layout = "page_first_direct"
+    io_backend: IoBackend = "direct"
+    storage_backend: str | None = None
+    extra_config: Mapping[str, Json] = dataclasses.field(default_factory=dict)
+    prefetch_policy: PrefetchPolicy = "wait_complete"
+    extra_args: tuple[str, ...] = ()
+    extra_env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.layout, self.io_backend) not in _RUNNABLE:
+            allowed = ", ".join("/".join(pair) for pair in _RUNNABLE)
+            raise ValueError(
+                f"server {self.name}: layout/io_backend {self.layout}/{self.io_backend} "
+                f"does not run; allowed: {allowed}"
+            )
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"server {self.name}: port={self.port} must be 0 to 65535")
+
+    def command(self, port: int) -> tuple[str, ...]:
+        """The command line, with this process's own interpreter."""
+        options: dict[str, object] = {
+            "model-path": self.model.absolute(),
+            "served-model-name": self.model.name,
+            "device": "cpu",
+            "host": "127.0.0.1",
+            "port": port,
+            "page-size": self.page_size_tokens,
+            "max-total-tokens": self.max_total_tokens,
+            "max-running-requests": self.max_running_requests,
+            "context-length": self.context_tokens,
+            "mem-fraction-static": 0.2,
+            "hicache-ratio": self.hicache_ratio,
+            "hicache-mem-layout": self.layout,
+            "hicache-io-backend": self.io_backend,
+            "hicache-write-policy": "write_through",
+        }
+        if self.storage_backend is not None:
+            options["hicache-storage-backend"] = self.storage_backend
+            options["hicache-storage-prefetch-policy"] = self.prefetch_policy
+            options["hicache-storage-backend-extra-config"] = json.dumps(dict(self.extra_config))
+        return (
+            sys.executable,
+            "-m",
+            "sglang.launch_server",
+            *(text for key, value in options.items() for text in (f"--{key}", str(value))),
+            "--enable-hierarchical-cache",
+            "--enable-cache-report",
+            "--enable-metrics",
+            "--disable-overlap-schedule",
+            "--disable-cuda-graph",
+            "--skip-server-warmup",
+            *self.extra_args,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """This process's environment with what the host platform needs, and `extra_env` over it."""
+        return {
+            **os.environ,
+            "SGLANG_PLATFORM": PLATFORM,
+            "TRITON_INTERPRET": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONUNBUFFERED": "1",
+            **self.extra_env,
+        }
