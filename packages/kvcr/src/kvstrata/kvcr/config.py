@@ -15,7 +15,7 @@ BACKEND_NAME = "kvcr"
 """What ``--hicache-storage-backend`` is set to."""
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]iB|B|)")
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Bytes = Annotated[int, Meta(ge=1)]
@@ -64,6 +64,10 @@ class KvcrConfig(msgspec.Struct, frozen=True, kw_only=True):
     peer_probe_timeout_seconds: Annotated[
         Seconds, Meta(description="How long a peer may take to accept a connection.")
     ] = 0.25
+    nixl_progress_thread: Annotated[
+        bool,
+        Meta(description="Keep NIXL's own progress thread, which spins on one core per rank."),
+    ] = False
 
     @classmethod
     def parse(cls, settings: Mapping[str, object]) -> "KvcrConfig":
@@ -105,7 +109,9 @@ def _parse_size(setting: str, text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
-            setting, text, 'bytes, or a number with B, KiB, MiB, GiB or TiB such as "8GiB"',
+            setting,
+            text,
+            'bytes, or a number with B, KiB, MiB, GiB or TiB such as "8GiB"',
             "Write the size with a binary unit.",
         )
     return int(float(match[1]) * _UNITS[match[2]])

@@ -29,7 +29,7 @@ MAX_HASHES = 8192
 CUSTOM_PARAM = "kv_hints"
 """Key of ``sampling_params.custom_params`` that carries a hint on SGLang 0.5.20."""
 
-_ENDPOINT = re.compile(r"tcp://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:]{2,45}\]):(\d{1,5})")
+_ENDPOINT = re.compile(r"tcp://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:]{2,45}\]):([0-9]{1,5})")
 
 
 class _Payload(msgspec.Struct, forbid_unknown_fields=True):

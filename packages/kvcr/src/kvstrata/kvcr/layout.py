@@ -89,9 +89,7 @@ class HostPages:
         }
         components = tuple(
             Component(f"{block_pools[size]}:{i}", address, stride, size, pool.page_num)
-            for i, (address, stride, size) in enumerate(
-                zip(addresses, strides, sizes, strict=True)
-            )
+            for i, (address, stride, size) in enumerate(zip(addresses, strides, sizes, strict=True))
         )
         return cls(name, pool.page_size, pool.page_num, components)
 

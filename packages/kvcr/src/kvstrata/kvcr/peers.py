@@ -17,7 +17,7 @@ class PeerProbe:
     """Asks a peer's control port for a connection before any memory is exposed to the peer.
 
     A stale hint to a dead peer would otherwise leave host pages exposed until the abandon
-    deadline. An answer is remembered for a moment, so that the pages of one request are probed once.
+    deadline. An answer is remembered for a moment: the pages of one request are probed once.
     """
 
     timeout_seconds: float

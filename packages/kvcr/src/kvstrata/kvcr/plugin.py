@@ -7,9 +7,10 @@ scheduler process, when the operator's choice makes SGLang ask for the backend's
 
 from typing import TYPE_CHECKING, get_type_hints
 
-from kvstrata.seams import Hook, Kind, Pin, Seams, apply
+from kvstrata.seams import Hook, Kind, Pin, Seams
 
 from . import hooks
+from .activation import activate
 from .config import BACKEND_NAME
 from .preflight import check_dependencies, check_page_hash
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .store import KvcrStore
 
 _CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
 _FACTORY = "sglang.srt.mem_cache.storage.backend_factory.StorageBackendFactory"
 
@@ -41,7 +43,7 @@ SEAMS = Seams(
             kind=Kind.AROUND,
             function=hooks.take_hint_from_request,
             why="A request's hint does not reach the prefetch of its prefix.",
-            pins={"0.5.20": Pin("sglang.srt.managers.scheduler.Scheduler._prefetch_kvcache", "b0806226935c6958")},
+            pins={"0.5.20": Pin(f"{_SCHEDULER}._prefetch_kvcache", "b0806226935c6958")},
         ),
         Hook(
             kind=Kind.AFTER,
@@ -53,13 +55,19 @@ SEAMS = Seams(
             kind=Kind.AROUND,
             function=hooks.query_with_hint,
             why="The storage query does not pass the operation's hint to the backend.",
-            pins={"0.5.20": Pin(f"{_HYBRID}.HybridCacheController._storage_hit_query", "546d6ab5656c24ee")},
+            pins={
+                "0.5.20": Pin(
+                    f"{_HYBRID}.HybridCacheController._storage_hit_query", "546d6ab5656c24ee"
+                )
+            },
         ),
         Hook(
             kind=Kind.AROUND,
             function=hooks.read_with_hint,
             why="Page reads do not pass the operation's hint to the backend.",
-            pins={"0.5.20": Pin(f"{_HYBRID}.HybridCacheController._page_transfer", "fc145a8b7f956bfe")},
+            pins={
+                "0.5.20": Pin(f"{_HYBRID}.HybridCacheController._page_transfer", "fc145a8b7f956bfe")
+            },
         ),
     ),
 )
@@ -83,7 +91,7 @@ def _switch_on() -> "type[KvcrStore]":
     """Apply the hooks and return the backend's class; any miss refuses the backend."""
     check_dependencies()
     check_page_hash()
-    apply(SEAMS)
+    activate(SEAMS)
     from .store import KvcrStore
 
     return KvcrStore

@@ -169,7 +169,7 @@ class Runner:
         self._poller.join()
         try:
             self._kvcr.close()
-        except Exception as error:  # KVCR re-raises whatever its threads met
+        except Exception as error:  # noqa: BLE001 - KVCR re-raises what its threads met
             _retained.append((self._kvcr, self._dram))
             logger.error("kvcr did not close cleanly, its memory is kept: %s", error)
 
@@ -236,7 +236,7 @@ class Runner:
             try:
                 with self._lock:
                     completed = list(self._kvcr.poll_completed())
-            except Exception as error:  # KVCR re-raises whatever its threads met
+            except Exception as error:  # noqa: BLE001 - KVCR re-raises what its threads met
                 self._fail(error)
                 return
             for handle, results in completed:

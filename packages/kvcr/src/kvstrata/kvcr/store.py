@@ -14,13 +14,15 @@ from collections.abc import Callable, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
-from kvcr.types import BlockKey, CacheTier
+from kvcr.types import BlockKey, CacheTier, MemoryRef
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorage,
     HiCacheStorageConfig,
     HiCacheStorageExtraInfo,
 )
 
+from . import nixl_thread
+from .activation import activate
 from .config import KvcrConfig
 from .errors import ConfigError
 from .hints import Endpoint, Hint, HintPolicy, carried
@@ -50,7 +52,7 @@ def _contained(
         method: Callable[Concatenate["KvcrStore", _P], _R],
     ) -> Callable[Concatenate["KvcrStore", _P], _R]:
         @functools.wraps(method)
-        def wrapper(self: "KvcrStore", *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        def wrapper(self: "KvcrStore", /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
             try:
                 return method(self, *args, **kwargs)
             except Exception:  # SGLang's storage threads do not survive any exception
@@ -84,7 +86,7 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
     Args:
         storage_config: SGLang's description of this rank; its ``extra_config`` holds the
             settings of `KvcrConfig`.
-        model_path: folder of the model, from which its identity is taken unless ``model_id`` is set.
+        model_path: folder of the model; gives its identity unless ``model_id`` is set.
 
     Raises ConfigError for a topology or a setting that is not supported.
     """
@@ -93,6 +95,8 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
         self._config = KvcrConfig.parse(storage_config.extra_config or {})
         self._topology = storage_config
         _check_topology(storage_config)
+        if not self._config.nixl_progress_thread:
+            activate(nixl_thread.SEAMS)
         self._model = self._config.model_id or model_identity(model_path)
         self._rank = _rank_of(storage_config)
         advertised = self._config.advertise_host or self._config.bind_host
@@ -242,8 +246,7 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
         filled = dict(zip(found, runner.deliver(found, hint), strict=True)) if found else {}
         results = [filled.get(key, False) for key in blocks]
         logger.info(
-            "kvcr restore pages=%d restored=%d from_dram=%d from_peer=%d peer=%s "
-            "bytes=%d ms=%.1f",
+            "kvcr restore pages=%d restored=%d from_dram=%d from_peer=%d peer=%s bytes=%d ms=%.1f",
             len(keys),
             sum(results),
             tiers.count(CacheTier.LOCAL_G2),
@@ -280,7 +283,7 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
         page_indices = runner.pages.page_indices(host_indices)
         if len(page_indices) != len(keys):
             raise ValueError(f"{len(keys)} keys for {len(page_indices)} host pages")
-        blocks: dict[BlockKey, list] = {
+        blocks: dict[BlockKey, list[MemoryRef]] = {
             page_key(key, self._namespace): runner.pages.references(runner.address.agent, page)
             for key, page in zip(keys, page_indices, strict=True)
         }
