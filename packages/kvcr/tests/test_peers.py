@@ -50,3 +50,11 @@ def test_an_answer_is_remembered_for_a_moment_and_then_asked_for_again(
         assert not probe.reachable(peer)
         now[0] += 2.5
         assert probe.reachable(peer)
+
+
+def test_only_a_refused_connection_proves_that_a_peer_is_gone(listener: socket.socket) -> None:
+    probe, peer = PeerProbe(timeout_seconds=0.1), endpoint_of(listener)
+    assert not probe.is_gone(peer)
+    assert not probe.is_gone(Endpoint("no-such-host.invalid", 1))
+    listener.close()
+    assert probe.is_gone(peer)
