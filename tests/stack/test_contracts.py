@@ -44,7 +44,7 @@ def test_a_slice_imports_only_what_it_requires(
     contracts.write(stacks, tmp_path / "contracts.ini", tools=("tool",))
 
     done = subprocess.run(
-        [Path(sys.executable).with_name("lint-imports"), "--config", "contracts.ini", "--no-cache"],
+        [Path(sys.executable).with_name("lint-imports"), "contracts.ini", "--no-cache"],
         cwd=tmp_path,
         env={"PYTHONPATH": "bottom:middle:top:tools"},
         check=False,
