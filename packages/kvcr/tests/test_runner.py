@@ -3,7 +3,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from kvcr.types import CacheTier
 from memory import PageMemory, deadlines, key, page_hash, pattern
+from ports import free_port
 
 from kvstrata.kvcr import StartupError
 from kvstrata.kvcr.hints import Endpoint, Hint
@@ -28,12 +28,6 @@ PAGE_BYTES = 64 << 10
 PAGES = 32
 DRAM_PAGES = 8
 HERE = Path(__file__).parent
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def reached_at(name: str) -> RunnerAddress:
