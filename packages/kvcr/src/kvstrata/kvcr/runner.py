@@ -38,7 +38,7 @@ from .layout import HostPages
 logger = logging.getLogger(__name__)
 
 _BUSY_POLL_SECONDS = 0.0005
-_IDLE_POLL_SECONDS = 0.004
+_IDLE_POLL_SECONDS = 0.008
 _SOURCE_CHECK_SECONDS = 1.0
 
 _retained: list[object] = []
