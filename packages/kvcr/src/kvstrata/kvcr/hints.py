@@ -21,8 +21,8 @@ from msgspec import Meta
 
 logger = logging.getLogger(__name__)
 
-MAX_HINT_BYTES = 256 << 10
-"""Largest hint that is looked at, in bytes of JSON."""
+MAX_HINT_CHARACTERS = 256 << 10
+"""Largest hint that is looked at, in characters of JSON."""
 
 MAX_ACTIONS = 16
 MAX_HASHES = 8192
@@ -30,7 +30,8 @@ MAX_HASHES = 8192
 CUSTOM_PARAM = "kv_hints"
 """Key of ``sampling_params.custom_params`` that carries a hint on SGLang 0.5.20."""
 
-_ENDPOINT = re.compile(r"tcp://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:]{2,45}\]):([0-9]{1,5})")
+# KVCR 0.1.1 listens on IPv4 alone.
+_ENDPOINT = re.compile(r"tcp://([A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
 
 
 class _Payload(msgspec.Struct, forbid_unknown_fields=True):
@@ -145,9 +146,8 @@ class HintPolicy:
     def _read(self, raw: object) -> tuple[Hint | None, str]:
         if not isinstance(raw, str):
             return None, f"expected JSON text, got {type(raw).__name__}"
-        # One character is at least one byte, so a longer text need not be encoded to be refused.
-        if len(raw) > MAX_HINT_BYTES:
-            return None, f"more than {MAX_HINT_BYTES} bytes"
+        if len(raw) > MAX_HINT_CHARACTERS:
+            return None, f"more than {MAX_HINT_CHARACTERS} characters"
         try:
             envelope = msgspec.json.decode(raw, type=_Envelope)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -184,7 +184,7 @@ class HintPolicy:
             return not named.isdisjoint(self.allowed_peers)
         # Looking up a name that a client made up can hold a storage thread for many seconds.
         try:
-            ipaddress.ip_address(source.host.strip("[]"))
+            ipaddress.IPv4Address(source.host)
         except ValueError:
             return False
         return True
