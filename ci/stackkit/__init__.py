@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stack model and what the sessions of noxfile.py do with it."""
+
+from .environment import Environment, Layer, Recipe, SetupError, check_compiler
+from .error import StackkitError
+from .package import Package, disagreements
+from .results import GateResult, SessionResult, closing_line, table
+from .stack import Gate, Pin, PullRequest, Slice, Stack, StackError, Stacks, Upstream, load
+from .testrun import run_gates
+from .validation import (
+    ValidationError,
+    gather,
+    install,
+    run_stack_tests,
+    validate,
+    validate_host,
+)
+from .wheel import StaleWheelError, Wheel, WheelError
+from .workspace import Workspace
+
+__all__ = [
+    "Environment",
+    "Gate",
+    "GateResult",
+    "Layer",
+    "Package",
+    "Pin",
+    "PullRequest",
+    "Recipe",
+    "SessionResult",
+    "SetupError",
+    "Slice",
+    "Stack",
+    "StackError",
+    "StackkitError",
+    "Stacks",
+    "StaleWheelError",
+    "Upstream",
+    "ValidationError",
+    "Wheel",
+    "WheelError",
+    "Workspace",
+    "check_compiler",
+    "closing_line",
+    "disagreements",
+    "gather",
+    "install",
+    "load",
+    "run_gates",
+    "run_stack_tests",
+    "table",
+    "validate",
+    "validate_host",
+]

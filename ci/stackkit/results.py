@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a session's tests did, as counted from pytest's own report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+from xml.etree import ElementTree
+
+import msgspec
+
+from .stack import Gate
+
+
+class SkippedTest(msgspec.Struct, frozen=True):
+    test: str
+    reason: str
+
+
+class GateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The run of one gate; errors in setup and teardown count as failures."""
+
+    gate: str
+    kind: str
+    required: bool
+    min_tests: int
+    passed: int
+    failed: int
+    skipped: tuple[SkippedTest, ...]
+    seconds: float
+    result: Literal["pass", "fail", "not_run"]
+    reason: str = ""
+
+
+class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`packages` holds the digest of each package whose code was tested."""
+
+    session: str
+    packages: dict[str, str]
+    gates: tuple[GateResult, ...]
+
+    @property
+    def succeeded(self) -> bool:
+        """No gate failed, and some gate passed."""
+        outcomes = {gate.result for gate in self.gates}
+        return "pass" in outcomes and "fail" not in outcomes
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        content = msgspec.json.format(msgspec.json.encode(self), indent=2)
+        (folder / f"{self.session}.json").write_bytes(content + b"\n")
+
+    @classmethod
+    def read(cls, folder: Path, session: str) -> SessionResult | None:
+        path = folder / f"{session}.json"
+        return msgspec.json.decode(path.read_bytes(), type=cls) if path.is_file() else None
+
+
+def judge(gate: Gate, junit: Path, *, exit_code: int) -> GateResult:
+    """Count the tests in `junit`; fewer than `min_tests` that ran is no success."""
+    cases = list(ElementTree.parse(junit).iter("testcase")) if junit.is_file() else []
+    outcomes = Counter(_outcome(case) for case in cases)
+    ran = outcomes["passed"] + outcomes["failed"]
+    result: Literal["pass", "fail", "not_run"] = "pass"
+    reason = ""
+    # pytest exits with 5 when it selected no test, which the count covers.
+    if outcomes["failed"] or exit_code not in {0, 5}:
+        result, reason = "fail", f"{outcomes['failed']} failed, pytest exited with {exit_code}"
+    elif ran < gate.min_tests:
+        reason = f"{ran} tests ran, {gate.min_tests} must"
+        result = "fail" if gate.required else "not_run"
+    return GateResult(
+        gate=gate.id,
+        kind=gate.kind,
+        required=gate.required,
+        min_tests=gate.min_tests,
+        passed=outcomes["passed"],
+        failed=outcomes["failed"],
+        skipped=tuple(_skips(cases)),
+        seconds=sum(float(case.get("time", 0)) for case in cases),
+        result=result,
+        reason=reason,
+    )
+
+
+def table(results: Iterable[SessionResult]) -> str:
+    """One row per gate, and the reasons of what was skipped."""
+    lines = [f"{'session':<24}{'gate':<24}{'passed':>8}{'failed':>8}{'skipped':>9}  result"]
+    reasons: list[str] = []
+    for session in results:
+        if not session.gates:
+            lines.append(f"{session.session:<24}{'':<49}  not run with the present files")
+        for gate in session.gates:
+            counts = f"{gate.passed:>8}{gate.failed:>8}{len(gate.skipped):>9}"
+            lines.append(f"{session.session:<24}{gate.gate:<24}{counts}  {gate.result}")
+            if gate.reason:
+                reasons.append(f"{gate.gate}: {gate.reason}")
+            for reason, count in Counter(skip.reason for skip in gate.skipped).items():
+                reasons.append(f"{gate.gate}: {count} skipped: {reason}")
+    return "\n".join([*lines, *reasons])
+
+
+def closing_line(results: Iterable[SessionResult]) -> str:
+    gates = [gate for session in results for gate in session.gates]
+    passed, failed = sum(gate.passed for gate in gates), sum(gate.failed for gate in gates)
+    return f"{passed} passed, {failed} failed, {sum(len(gate.skipped) for gate in gates)} skipped"
+
+
+def _outcome(case: ElementTree.Element) -> str:
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "failed"
+    return "skipped" if case.find("skipped") is not None else "passed"
+
+
+def _skips(cases: Iterable[ElementTree.Element]) -> Iterable[SkippedTest]:
+    for case in cases:
+        skip = case.find("skipped")
+        if skip is not None:
+            name = f"{case.get('classname')}::{case.get('name')}"
+            yield SkippedTest(name, skip.get("message", ""))

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stacks of slices as declared in stacks/*.toml, and the graph that they form together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from packaging.version import InvalidVersion, Version
+
+from .error import StackkitError
+
+Id = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$")]
+ObjectId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{40}$")]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class StackError(StackkitError):
+    """A stack file that cannot be used: one line with the file, the key and the reason."""
+
+    def __init__(self, file: str, key: str, reason: str) -> None:
+        super().__init__(f"{file}: {key}: {reason}")
+        self.file = file
+        self.key = key
+        self.reason = reason
+
+
+class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A host project; `release` stands for the base until an export pins a commit and its tree."""
+
+    id: Id
+    repository: Text
+    branch: Text
+    release: Text
+    base_commit: ObjectId | None = None
+    base_tree: ObjectId | None = None
+
+
+class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A third-party distribution and the only version that a slice supports."""
+
+    distribution: Text
+    version: Text
+
+
+class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a slice is offered upstream; `template` names the template of the description."""
+
+    title: Text
+    template: Text
+    status: Literal["planned", "draft", "open", "merged", "closed"]
+
+
+class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One run of tests in a session; it passes only if at least `min_tests` tests really ran."""
+
+    id: Id
+    kind: Literal["cpu", "gpu", "integration", "bench"]
+    session: Text
+    required: bool
+    min_tests: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A package of the stack; `requires` names the slices that it imports directly."""
+
+    id: Id
+    package: Text
+    requires: tuple[Id, ...]
+    pins: tuple[Pin, ...]
+    gates: tuple[Gate, ...]
+    upstream: Id | None = None
+    pull_request: PullRequest | None = None
+
+    @property
+    def distribution(self) -> str:
+        return f"kvstrata-{self.id}"
+
+    @property
+    def module(self) -> str:
+        return f"kvstrata.{self.id.replace('-', '_')}"
+
+    @property
+    def validation(self) -> str:
+        return f"validate-{self.id}"
+
+
+class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One file. A slice is declared once; a stack names those of other stacks under `shares`."""
+
+    title: Text
+    shares: tuple[Id, ...] = ()
+    upstreams: tuple[Upstream, ...] = ()
+    slices: tuple[Slice, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """All stacks by name, and their slices by id in topological order: predecessors first."""
+
+    stacks: Mapping[str, Stack]
+    slices: dict[str, Slice]
+
+    def closure(self, slice_id: str) -> tuple[Slice, ...]:
+        """The slice and all of its predecessors, predecessors first."""
+        wanted = {slice_id}
+        for entry in reversed(self.slices.values()):
+            if entry.id in wanted:
+                wanted.update(entry.requires)
+        return tuple(entry for entry in self.slices.values() if entry.id in wanted)
+
+    def outsiders(self, slice_id: str) -> tuple[Slice, ...]:
+        """Every slice outside the closure: successors and those of other branches."""
+        inside = self.closure(slice_id)
+        return tuple(entry for entry in self.slices.values() if entry not in inside)
+
+
+def load(folder: Path) -> Stacks:
+    """Read and check every stack file of `folder`; raises StackError."""
+    stacks = {path.stem: _read(path) for path in sorted(folder.glob("*.toml"))}
+    if not any(stack.slices for stack in stacks.values()):
+        raise StackError(folder.name, "*.toml", "no stack file declares a slice")
+    homes = _homes(stacks, folder.name)
+    for name, stack in stacks.items():
+        for key, reason in _faults(stack, homes):
+            raise StackError(f"{folder.name}/{name}.toml", key, reason)
+    slices = {entry.id: entry for stack in stacks.values() for entry in stack.slices}
+    return Stacks(stacks, _in_order(slices, homes, folder.name))
+
+
+def _read(path: Path) -> Stack:
+    file = f"{path.parent.name}/{path.name}"
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=Stack)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$")
+        raise StackError(file, place.rstrip("`").lstrip(".") or "top level", reason) from error
+    except msgspec.DecodeError as error:
+        raise StackError(file, "syntax", " ".join(str(error).split())) from error
+
+
+def _homes(stacks: Mapping[str, Stack], folder: str) -> dict[str, tuple[str, int]]:
+    """Where each slice is declared: the stack and the position in it."""
+    homes: dict[str, tuple[str, int]] = {}
+    for name, stack in stacks.items():
+        for index, entry in enumerate(stack.slices):
+            if entry.id in homes:
+                other = homes[entry.id][0]
+                raise StackError(
+                    f"{folder}/{name}.toml",
+                    f"slices[{index}].id",
+                    f"{entry.id!r} is already declared in {other}.toml; name it under `shares`",
+                )
+            homes[entry.id] = (name, index)
+    return homes
+
+
+def _faults(stack: Stack, homes: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    own = {entry.id for entry in stack.slices}
+    for shared in stack.shares:
+        if shared in own or shared not in homes:
+            yield "shares", f"no other stack declares a slice {shared!r}"
+    upstreams = [upstream.id for upstream in stack.upstreams]
+    yield from _repeated("upstreams", upstreams)
+    for index, upstream in enumerate(stack.upstreams):
+        yield from _unversioned(f"upstreams[{index}].release", upstream.release)
+    known = own | set(stack.shares)
+    for index, entry in enumerate(stack.slices):
+        for key, reason in _slice_faults(entry, known, upstreams):
+            yield f"slices[{index}].{key}", reason
+
+
+def _slice_faults(entry: Slice, known: set[str], upstreams: list[str]) -> Iterator[tuple[str, str]]:
+    for required in entry.requires:
+        if required not in known:
+            yield "requires", f"unknown slice {required!r}; this stack knows {_listed(known)}"
+    yield from _repeated("requires", entry.requires)
+    yield from _repeated("pins", [pin.distribution for pin in entry.pins])
+    for index, pin in enumerate(entry.pins):
+        yield from _unversioned(f"pins[{index}].version", pin.version)
+    if entry.upstream is not None and entry.upstream not in upstreams:
+        yield "upstream", f"unknown upstream {entry.upstream!r}; declared: {_listed(upstreams)}"
+    if entry.pull_request is not None and entry.upstream is None:
+        yield "pull_request", "needs `upstream`, the project that receives it"
+    yield from _repeated("gates", [gate.id for gate in entry.gates])
+    if not any(gate.required and gate.kind == "cpu" for gate in entry.gates):
+        yield "gates", "no required gate of kind 'cpu'"
+    yield from _repeated("gates", [f"{gate.kind} in {gate.session}" for gate in entry.gates])
+    for index, gate in enumerate(entry.gates):
+        expected = gate.session == entry.validation
+        if gate.kind == "bench":
+            expected = gate.session.startswith("bench-")
+        if not expected:
+            allowed = "'bench-<name>'" if gate.kind == "bench" else repr(entry.validation)
+            yield (
+                f"gates[{index}].session",
+                f"{gate.session!r} for kind {gate.kind!r}, not {allowed}",
+            )
+
+
+def _repeated(key: str, values: list[str] | tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for value, count in Counter(values).items():
+        if count > 1:
+            yield key, f"{value!r} is listed {count} times"
+
+
+def _unversioned(key: str, value: str) -> Iterator[tuple[str, str]]:
+    try:
+        Version(value)
+    except InvalidVersion:
+        yield key, f"{value!r} is not a version"
+
+
+def _listed(ids: set[str] | list[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(ids)) or "none"
+
+
+def _in_order(
+    slices: Mapping[str, Slice], homes: Mapping[str, tuple[str, int]], folder: str
+) -> dict[str, Slice]:
+    graph = {entry.id: entry.requires for entry in slices.values()}
+    try:
+        order = tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        name, index = homes[cycle[0]]
+        raise StackError(
+            f"{folder}/{name}.toml", f"slices[{index}].requires", f"cycle {' -> '.join(cycle)}"
+        ) from error
+    return {slice_id: slices[slice_id] for slice_id in order}

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Test a slice as its users get it: built wheels of its closure alone, away from the sources."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from .environment import Layer
+from .error import StackkitError
+from .package import Package
+from .results import GateResult, SessionResult
+from .stack import Gate
+from .testrun import run_gates
+from .wheel import Wheel
+from .workspace import Workspace
+
+
+class ValidationError(StackkitError):
+    """An environment that does not hold exactly the slice and its predecessors."""
+
+
+class _Probe(msgspec.Struct, frozen=True):
+    origins: dict[str, str | None]
+    distributions: tuple[str, ...]
+
+
+def validate(workspace: Workspace, slice_id: str, layer: Layer) -> SessionResult:
+    """Install the slice's closure in `layer`, check what is there and run the slice's gates.
+
+    Raises StaleWheelError and ValidationError; a gate that fails is in the result.
+    """
+    closure = workspace.stacks.closure(slice_id)
+    packages = [workspace.host, *(workspace.package(entry.id) for entry in closure)]
+    digests = install(workspace, packages, layer)
+    check_requirements(workspace, slice_id, layer)
+    check_imports(workspace, slice_id, layer)
+    entry = workspace.stacks.slices[slice_id]
+    gates = [gate for gate in entry.gates if gate.session == entry.validation]
+    results = run_away(workspace, packages[-1], gates, layer)
+    return SessionResult(session=entry.validation, packages=digests, gates=results)
+
+
+def validate_host(workspace: Workspace, layer: Layer) -> SessionResult:
+    """Run the tests of the host, with no slice installed."""
+    host = workspace.host
+    digests = install(workspace, [host], layer)
+    gates = [_whole("tests-host")]
+    results = run_away(workspace, host, gates, layer)
+    return SessionResult(session="tests-host", packages=digests, gates=results)
+
+
+def run_stack_tests(workspace: Workspace, layer: Layer) -> SessionResult:
+    """Run tests/stack in place."""
+    gates = [_whole("tests-stack")]
+    tests = workspace.root / "tests" / "stack"
+    results = run_gates(gates, tests, layer, settings=workspace.settings, cwd=workspace.root)
+    return SessionResult(session="tests-stack", packages={}, gates=results)
+
+
+def gather(workspace: Workspace, sessions: Sequence[str]) -> list[SessionResult]:
+    """The results of `sessions`; one that is absent or of other files counts as failed."""
+    packages = [workspace.host, *(workspace.package(each) for each in workspace.stacks.slices)]
+    present = {package.distribution: package.digest() for package in packages}
+    found = []
+    for session in sessions:
+        result = SessionResult.read(workspace.results, session)
+        if result is None or not result.packages.items() <= present.items():
+            result = SessionResult(session=session, packages={}, gates=())
+        found.append(result)
+    return found
+
+
+def _whole(session: str) -> Gate:
+    return Gate(id=session, kind="cpu", session=session, required=True, min_tests=1)
+
+
+def install(workspace: Workspace, packages: Sequence[Package], layer: Layer) -> dict[str, str]:
+    """Install the current wheels of `packages`; returns each one's digest by distribution."""
+    wheels = [Wheel.current(package, workspace.wheels(package)) for package in packages]
+    layer.lay()
+    options = ["--quiet", "--no-index", "--no-deps", "--force-reinstall"]
+    if layer.run("-m", "pip", "install", *options, *(wheel.path for wheel in wheels)) != 0:
+        names = ", ".join(wheel.path.name for wheel in wheels)
+        raise ValidationError(f"cannot install {names}")
+    return {
+        package.distribution: wheel.package_digest
+        for package, wheel in zip(packages, wheels, strict=True)
+    }
+
+
+def check_requirements(workspace: Workspace, slice_id: str, layer: Layer) -> None:
+    """Raise ValidationError if `pip check` has a complaint about a slice of the closure."""
+    ours = {entry.distribution for entry in workspace.stacks.closure(slice_id)}
+    complaints = [
+        line
+        for line in layer.output("-m", "pip", "check").splitlines()
+        if line.partition(" ")[0] in ours
+    ]
+    if complaints:
+        raise ValidationError(f"{slice_id}: pip check: {'; '.join(complaints)}")
+
+
+def check_imports(workspace: Workspace, slice_id: str, layer: Layer) -> None:
+    """Raise ValidationError unless exactly the closure is importable, from its wheels."""
+    closure = workspace.stacks.closure(slice_id)
+    outsiders = workspace.stacks.outsiders(slice_id)
+    modules = [entry.module for entry in (*closure, *outsiders)]
+    probe = Path(__file__).with_name("probe.py")
+    found = msgspec.json.decode(layer.output(probe, *modules), type=_Probe)
+    home = layer.environment.site_packages.resolve()
+    for entry in closure:
+        origin = found.origins[entry.module]
+        if origin is None or home not in Path(origin).resolve().parents:
+            raise ValidationError(
+                f"{slice_id}: {entry.module} comes from {origin}, not from {home}"
+            )
+    for entry in outsiders:
+        origin = found.origins[entry.module]
+        if origin is not None:
+            raise ValidationError(
+                f"{slice_id}: {entry.module} is no predecessor, yet importable from {origin}"
+            )
+    expected = {entry.distribution for entry in closure} | {workspace.host.distribution}
+    extra = sorted(set(found.distributions) - expected)
+    if extra:
+        raise ValidationError(f"{slice_id}: {', '.join(extra)} is installed, and no predecessor")
+
+
+def run_away(
+    workspace: Workspace, package: Package, gates: Sequence[Gate], layer: Layer
+) -> tuple[GateResult, ...]:
+    """Run the tests of `package` from a temporary copy, out of reach of the sources."""
+    with tempfile.TemporaryDirectory(prefix=f"{package.distribution}-") as folder:
+        work = Path(folder).resolve()
+        tests = work / "tests"
+        tests.mkdir()
+        for file in package.files():
+            if file.parts[0] == "tests":
+                (work / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(package.folder / file, work / file)
+        return run_gates(gates, tests, layer, settings=workspace.settings, cwd=work)

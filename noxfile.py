@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+# /// script
+# requires-python = ">=3.11,<3.14"
+# dependencies = ["nox>=2025.5", "msgspec>=0.21,<1", "packaging>=24", "virtualenv>=20.26"]
+# [tool.nox]
+# script-venv-backend = "virtualenv"
+# ///
+"""Sessions: stacks/*.toml says which slices are built and validated, and in which order."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "ci"))
+
+import stackkit  # noqa: E402
+from stackkit import contracts  # noqa: E402
+
+try:
+    WORKSPACE = stackkit.Workspace.open(ROOT)
+except stackkit.StackError as fault:
+    raise SystemExit(str(fault)) from fault
+
+SLICES = WORKSPACE.stacks.slices
+BASE = stackkit.Recipe((WORKSPACE.lock("runtime"), WORKSPACE.lock("tests")), ("torch==2.13.0",))
+TOOLS = stackkit.Recipe((WORKSPACE.lock("tools"), WORKSPACE.lock("tests")))
+DOCS = stackkit.Recipe((WORKSPACE.lock("docs"),))
+SOURCES = [*(f"{entry.package}/src" for entry in SLICES.values()), "ci", "ci/host/src"]
+VALIDATIONS = [entry.validation for entry in SLICES.values()]
+TESTED = ["tests-stack", "tests-host", *VALIDATIONS]
+DEMO_SLICE = "kvcr"
+
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.sessions = ["lint", "typecheck", *TESTED, "summary"]
+
+
+def reported(run: Callable[[nox.Session], None]) -> Callable[[nox.Session], None]:
+    """End the session with the one line of a fault."""
+
+    @functools.wraps(run)
+    def reporting(session: nox.Session) -> None:
+        try:
+            run(session)
+        except stackkit.StackkitError as fault:
+            session.error(str(fault))
+
+    return reporting
+
+
+def make(session: nox.Session, name: str, recipe: stackkit.Recipe) -> stackkit.Environment:
+    return recipe.make(WORKSPACE.environments / name, session.log)
+
+
+def layer(session: nox.Session) -> stackkit.Layer:
+    """The session's own environment over the base."""
+    own = stackkit.Environment(Path(session.bin).parent)
+    return stackkit.Layer(own, make(session, "base", BASE))
+
+
+def run_tool(session: nox.Session, tool: str, *arguments: str, **variables: str) -> None:
+    program = make(session, "tools", TOOLS).bin / tool
+    session.run(str(program), *arguments, env=variables, external=True)
+
+
+def conclude(session: nox.Session, result: stackkit.SessionResult) -> None:
+    result.write(WORKSPACE.results)
+    session.log("\n" + stackkit.table([result]))
+    if not result.succeeded:
+        session.error(f"{session.name}: {stackkit.closing_line([result])}")
+
+
+@nox.session(python=False)
+@reported
+def base(session: nox.Session) -> None:
+    """Make the environment of SGLang, KVCR and NIXL, once."""
+    stackkit.check_compiler()
+    make(session, "base", BASE)
+
+
+@nox.session(python=False)
+@reported
+def tools(session: nox.Session) -> None:
+    """Make the environment that builds, lints and checks types, once."""
+    make(session, "tools", TOOLS)
+
+
+def add_build(package: stackkit.Package) -> str:
+    into = WORKSPACE.wheels(package)
+
+    @nox.session(name=f"build-{into.name}", python=False, requires=["tools"])
+    @reported
+    def build(session: nox.Session) -> None:
+        """Build the wheel twice, which must give the same bytes."""
+        python = make(session, "tools", TOOLS).python
+        wheel = stackkit.Wheel.build(package, into, python=python)
+        session.log(f"{wheel.path.name} sha256 {wheel.sha256}")
+
+    return f"build-{into.name}"
+
+
+def add_validate(slice_id: str, builds: list[str]) -> None:
+    @nox.session(name=SLICES[slice_id].validation, requires=["base", *builds])
+    @reported
+    def validate(session: nox.Session) -> None:
+        """Test the slice from the built wheels of its closure alone."""
+        conclude(session, stackkit.validate(WORKSPACE, slice_id, layer(session)))
+
+
+BUILD_HOST = add_build(WORKSPACE.host)
+BUILDS = {slice_id: add_build(WORKSPACE.package(slice_id)) for slice_id in SLICES}
+
+
+def builds_of(slice_id: str) -> list[str]:
+    return [BUILD_HOST, *(BUILDS[entry.id] for entry in WORKSPACE.stacks.closure(slice_id))]
+
+
+for each in SLICES:
+    add_validate(each, builds_of(each))
+
+
+@nox.session(name="tests-host", requires=["base", BUILD_HOST])
+@reported
+def tests_host(session: nox.Session) -> None:
+    """Test what runs the real SGLang without a GPU."""
+    conclude(session, stackkit.validate_host(WORKSPACE, layer(session)))
+
+
+@nox.session(name="tests-stack", python=False, requires=["tools"])
+@reported
+def tests_stack(session: nox.Session) -> None:
+    """Test the stack files and the sessions themselves."""
+    made = make(session, "tools", TOOLS)
+    over = stackkit.Layer(made, made, {"PYTHONPATH": str(ROOT / "ci")})
+    conclude(session, stackkit.run_stack_tests(WORKSPACE, over))
+
+
+@nox.session(requires=["base", *builds_of(DEMO_SLICE)])
+@reported
+def demo(session: nox.Session) -> None:
+    """Two real SGLang servers share a prefix through KVCR; see build/demo/."""
+    over = layer(session)
+    packages = [WORKSPACE.package(entry.id) for entry in WORKSPACE.stacks.closure(DEMO_SLICE)]
+    stackkit.install(WORKSPACE, [WORKSPACE.host, *packages], over)
+    folder = ROOT / "tests" / "e2e"
+    arguments = ["--output", str(ROOT / "build" / "demo"), *session.posargs]
+    if over.run("-m", "demo", *arguments, cwd=folder) != 0:
+        session.error("the demo failed")
+
+
+@nox.session(python=False, requires=["tools"])
+@reported
+def lint(session: nox.Session) -> None:
+    """Style, licences, layers and declared dependencies."""
+    run_tool(session, "ruff", "check", ".")
+    run_tool(session, "ruff", "format", "--check", ".")
+    config = ROOT / "build" / "import-contracts.ini"
+    contracts.write(WORKSPACE.stacks, config, tools=("kvstrata_host", "stackkit"))
+    sources = os.pathsep.join(str(ROOT / source) for source in SOURCES)
+    options = ["--no-cache", "--no-logo"]
+    run_tool(session, "lint-imports", *options, str(config), PYTHONPATH=sources)
+    for entry in SLICES.values():
+        folder = ROOT / entry.package
+        options = ["--config", str(folder / "pyproject.toml"), "--no-ansi"]
+        run_tool(session, "deptry", str(folder / "src"), *options)
+
+
+@nox.session(python=False, requires=["base", "tools"])
+@reported
+def typecheck(session: nox.Session) -> None:
+    """Check types as every supported Python version sees them."""
+    python = str(make(session, "base", BASE).python)
+    path = os.pathsep.join(str(ROOT / source) for source in SOURCES)
+    for version in ("3.10", "3.11", "3.12", "3.13"):
+        options = ["--python-executable", python, "--python-version", version]
+        run_tool(session, "mypy", *options, "ci", "packages", "tests", MYPYPATH=path)
+    run_tool(session, "mypy", "noxfile.py", MYPYPATH=path)
+
+
+@nox.session(python=False)
+@reported
+def docs(session: nox.Session) -> None:
+    """Build the documentation site into build/docs; a warning is an error."""
+    made = make(session, "docs", DOCS)
+    target = str(ROOT / "build" / "docs")
+    session.run(str(made.python), "-m", "sphinx", "-W", "-b", "html", "docs", target, external=True)
+
+
+@nox.session(python=False)
+@reported
+def summary(session: nox.Session) -> None:
+    """Print what was tested at the present files; a session that is missing is a failure."""
+    found = stackkit.gather(WORKSPACE, TESTED)
+    line = stackkit.closing_line(found)
+    (WORKSPACE.results / "summary.txt").write_text(f"{line}\n", encoding="utf-8")
+    session.log("\n" + stackkit.table(found))
+    session.log(line)
+    if not all(result.succeeded for result in found):
+        session.error("not everything passed")
