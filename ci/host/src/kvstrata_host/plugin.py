@@ -138,7 +138,7 @@ def _import(name: str) -> ModuleType:
         ) from error
 
 
-def _resolve(target: str) -> type:
+def _resolve(target: str) -> type[object]:
     module, _, name = target.rpartition(".")
     found = getattr(_import(module), name, None)
     if not isinstance(found, type):
