@@ -162,7 +162,8 @@ def lint(session: nox.Session) -> None:
     config = ROOT / "build" / "import-contracts.ini"
     contracts.write(WORKSPACE.stacks, config, tools=("kvstrata_host", "stackkit"))
     sources = os.pathsep.join(str(ROOT / source) for source in SOURCES)
-    run_tool(session, "lint-imports", "--config", str(config), "--no-cache", PYTHONPATH=sources)
+    options = ["--no-cache", "--no-logo"]
+    run_tool(session, "lint-imports", *options, str(config), PYTHONPATH=sources)
     for entry in SLICES.values():
         folder = ROOT / entry.package
         options = ["--config", str(folder / "pyproject.toml"), "--no-ansi"]

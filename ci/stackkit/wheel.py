@@ -44,7 +44,7 @@ class Wheel:
 
     @classmethod
     def build(cls, package: Package, into: Path, *, python: Path) -> Wheel:
-        """Build twice, in two folders, with `python`, which has the build backend."""
+        """Build twice, in two folders, with `python`, which has hatchling."""
         shutil.rmtree(into, ignore_errors=True)
         digest = package.digest()
         with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
@@ -60,7 +60,7 @@ class Wheel:
 
     @classmethod
     def current(cls, package: Package, folder: Path) -> Wheel:
-        """The wheel in `folder`; raises StaleWheelError unless it was built from the present files."""
+        """The wheel in `folder`; StaleWheelError unless it was built from the present files."""
         fix = f"run `nox -s build-{folder.name}`"
         try:
             record = msgspec.json.decode((folder / "record.json").read_bytes(), type=_Record)
@@ -85,11 +85,11 @@ def _build(package: Package, folder: Path, python: Path) -> Path:
         target = source / file
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(package.folder / file, target)
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
-    command += ["--no-deps", "--no-index", "--no-build-isolation"]
-    command += ["--wheel-dir", str(folder / "wheels"), str(source)]
+    wheels = folder / "wheels"
+    command = [str(python), "-m", "hatchling", "build", "--target", "wheel"]
     done = subprocess.run(
-        command,
+        [*command, "--directory", str(wheels)],
+        cwd=source,
         env={**os.environ, "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH},
         check=False,
         capture_output=True,
@@ -97,7 +97,7 @@ def _build(package: Package, folder: Path, python: Path) -> Path:
     )
     if done.returncode != 0:
         raise WheelError(f"{package.distribution}: the build failed\n{done.stdout}{done.stderr}")
-    (wheel,) = (folder / "wheels").glob("*.whl")
+    (wheel,) = wheels.glob("*.whl")
     return wheel
 
 

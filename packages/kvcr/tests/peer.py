@@ -19,6 +19,7 @@ def main() -> None:
         memory.pages,
         dram_bytes=page_bytes * pages,
         deadlines=deadlines(),
+        is_gone=lambda source: False,
         end_worker=sys.exit,
     )
     for page in range(pages):

@@ -68,7 +68,8 @@ def test_a_wrong_value_is_named_with_what_is_allowed(setting: str, value: object
 def test_the_abandon_timeout_is_at_least_twice_the_operation_timeout() -> None:
     with pytest.raises(ConfigError, match="Use 90 or more"):
         KvcrConfig.parse({"operation_timeout_seconds": 45})
-    assert KvcrConfig.parse({"operation_timeout_seconds": 45, "abandon_timeout_seconds": 90})
+    settings = {"operation_timeout_seconds": 45, "abandon_timeout_seconds": 90}
+    assert KvcrConfig.parse(settings).abandon_timeout_seconds == 90
 
 
 def test_a_config_cannot_be_changed() -> None:

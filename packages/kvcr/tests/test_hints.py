@@ -15,7 +15,7 @@ SOURCE = "tcp://10.1.2.3:28500"
 TRUSTING = HintPolicy(trusted=True)
 
 
-def fetch(**payload: Any) -> dict[str, Any]:
+def fetch(**payload: object) -> dict[str, Any]:
     return {
         "action_id": "a",
         "action_type": "kv.fetch",
@@ -24,7 +24,7 @@ def fetch(**payload: Any) -> dict[str, Any]:
     }
 
 
-def envelope(*actions: Any, **fields: Any) -> str:
+def envelope(*actions: object, **fields: object) -> str:
     return json.dumps(
         {"protocol_version": "0.1", "message_id": "m", "actions": list(actions)} | fields
     )

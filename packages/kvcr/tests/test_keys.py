@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 import hashlib
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,8 @@ TOP_BIT = "f" * 64
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Namespace)])
 def test_every_part_of_a_namespace_makes_another_key(field: str) -> None:
     value = getattr(NAMESPACE, field)
-    other = dataclasses.replace(NAMESPACE, **{field: value + 1 if isinstance(value, int) else "x"})
+    changes: dict[str, Any] = {field: value + 1 if isinstance(value, int) else "x"}
+    other = dataclasses.replace(NAMESPACE, **changes)
     assert page_key(PAGE, NAMESPACE.digest()) != page_key(PAGE, other.digest())
 
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 import socket
 import time
+from collections.abc import Iterator
 
 import pytest
 
-from kvstrata.kvcr import peers
 from kvstrata.kvcr.hints import Endpoint
 from kvstrata.kvcr.peers import PeerProbe
 
 
 @pytest.fixture
-def listener() -> "socket.socket":
+def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server
 
@@ -39,7 +39,7 @@ def test_an_answer_is_remembered_for_a_moment_and_then_asked_for_again(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(peers.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     probe, peer = PeerProbe(timeout_seconds=1.0), endpoint_of(listener)
     assert probe.reachable(peer)
     listener.close()
@@ -50,3 +50,11 @@ def test_an_answer_is_remembered_for_a_moment_and_then_asked_for_again(
         assert not probe.reachable(peer)
         now[0] += 2.5
         assert probe.reachable(peer)
+
+
+def test_only_a_refused_connection_proves_that_a_peer_is_gone(listener: socket.socket) -> None:
+    probe, peer = PeerProbe(timeout_seconds=0.1), endpoint_of(listener)
+    assert not probe.is_gone(peer)
+    assert not probe.is_gone(Endpoint("no-such-host.invalid", 1))
+    listener.close()
+    assert probe.is_gone(peer)

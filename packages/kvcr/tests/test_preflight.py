@@ -27,7 +27,7 @@ def test_another_kvcr_or_none_is_refused_with_the_command_to_run(
         return found
 
     monkeypatch.setattr(metadata, "version", version)
-    with pytest.raises(MissingDependencyError, match="pip install kvcr==0.1.1"):
+    with pytest.raises(MissingDependencyError, match=r"pip install kvcr==0\.1\.1"):
         check_dependencies()
 
 

@@ -32,9 +32,8 @@ class PeerProbe:
             if now < until:
                 return alive
         try:
-            address = (peer.host.strip("[]"), peer.port)
-            with socket.create_connection(address, self.timeout_seconds):
-                alive = True
+            self._connect(peer)
+            alive = True
         except OSError:
             alive = False
         expires = time.monotonic() + (_ALIVE_SECONDS if alive else _DEAD_SECONDS)
@@ -42,3 +41,20 @@ class PeerProbe:
             self._verdicts = {p: v for p, v in self._verdicts.items() if v[1] > now}
             self._verdicts[peer] = (alive, expires)
         return alive
+
+    def is_gone(self, peer: Endpoint) -> bool:
+        """Whether the peer's host says that nothing listens there, so that its process has ended.
+
+        False where nothing is known: a frozen process or an unreachable host may come back.
+        """
+        try:
+            self._connect(peer)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def _connect(self, peer: Endpoint) -> None:
+        address = (peer.host.strip("[]"), peer.port)
+        socket.create_connection(address, self.timeout_seconds).close()

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 
 from kvcr import KVCR, KVCRBindings
@@ -30,14 +31,15 @@ from kvcr.types import (
 
 from .dram import DramTier
 from .errors import StartupError
-from .hints import Hint
+from .hints import Endpoint, Hint
 from .keys import PageKeys, event_hash
 from .layout import HostPages
 
 logger = logging.getLogger(__name__)
 
 _BUSY_POLL_SECONDS = 0.0005
-_IDLE_POLL_SECONDS = 0.004
+_IDLE_POLL_SECONDS = 0.008
+_SOURCE_CHECK_SECONDS = 1.0
 
 _retained: list[object] = []
 """Memory that native code may still touch; kept until the process ends."""
@@ -91,8 +93,9 @@ class Runner:
         pages: the host pages that operations may name.
         dram_bytes: DRAM for KVCR's own copies.
         deadlines: see `Deadlines`.
+        is_gone: whether the process behind a control endpoint has certainly ended.
         end_worker: called when native code may still write to host pages that were given up. It
-            must end the process: returning would hand the pages to another request.
+            must end the process: going on would hand the pages to another request.
 
     Raises StartupError when KVCR does not come up.
     """
@@ -103,11 +106,13 @@ class Runner:
         pages: HostPages,
         dram_bytes: int,
         deadlines: Deadlines,
+        is_gone: Callable[[Endpoint], bool],
         end_worker: Callable[[str], None],
     ) -> None:
         self.address = address
         self.pages = pages
         self._deadlines = deadlines
+        self._is_gone = is_gone
         self._end_worker = end_worker
         self._dram = DramTier(pages.dram_pools(dram_bytes))
         self._lock = threading.Lock()
@@ -151,7 +156,8 @@ class Runner:
         with self._lock:
             name = self._submit_hint(list(blocks), hint)
         try:
-            return self._run(blocks, lambda: self._kvcr.deliver(blocks, name))
+            source = hint.source if hint and name else None
+            return self._run(blocks, lambda: self._kvcr.deliver(blocks, name), source)
         finally:
             with self._lock:
                 self._discard_hint(name)
@@ -219,15 +225,32 @@ class Runner:
         if name is not None:
             self._kvcr.discard_hint(name)
 
-    def _run(self, blocks: Blocks, start: Callable[[], OpHandle]) -> list[bool]:
+    def _run(
+        self, blocks: Blocks, start: Callable[[], OpHandle], source: Endpoint | None = None
+    ) -> list[bool]:
         future: Future[Results] = Future()
         with self._lock:
             if not self.alive:
                 return [False] * len(blocks)
-            self._pending[start()] = future
+            handle = start()
+            self._pending[handle] = future
         self._wake.set()
-        results = future.result()
-        return [key in results and results[key].success for key in blocks]
+        source_died = False
+        while True:
+            try:
+                results = future.result(_SOURCE_CHECK_SECONDS if source else None)
+            except FutureTimeoutError:
+                source_died = source_died or (source is not None and self._is_gone(source))
+                if source_died:
+                    self._settle(handle)
+            else:
+                return [key in results and results[key].success for key in blocks]
+
+    def _settle(self, handle: OpHandle) -> None:
+        """Let go of an uncertain operation: past the abandon deadline, of a source that ended."""
+        with self._lock:
+            if self._uncertain.pop(handle, None) is not None:
+                self._pending.pop(handle).set_result({})
 
     def _drain(self) -> None:
         while not self._closing or self._pending:
@@ -235,25 +258,18 @@ class Runner:
             self._wake.clear()
             try:
                 with self._lock:
-                    completed = list(self._kvcr.poll_completed())
+                    for handle, results in self._kvcr.poll_completed():
+                        self._complete(handle, results)
             except Exception as error:  # noqa: BLE001 - KVCR re-raises what its threads met
                 self._fail(error)
                 return
-            for handle, results in completed:
-                self._complete(handle, results)
             self._end_if_uncertain()
 
     def _complete(self, handle: OpHandle, results: Results) -> None:
         # A failed operation whose writes may still land keeps its caller, and with it the pages,
-        # until KVCR reports that they have come to rest.
-        if handle in self._uncertain:
-            return
-        with self._lock:
-            future = self._pending.pop(handle, None)
-        if future is None:
-            logger.error("kvcr completed operation %s, which nobody waits for", handle)
-        else:
-            future.set_result(results)
+        # until they have come to rest.
+        if handle not in self._uncertain and handle in self._pending:
+            self._pending.pop(handle).set_result(results)
 
     def _on_resilience_event(self, event: Exception) -> None:
         # Runs inside poll_completed(), under the lock.
@@ -267,16 +283,16 @@ class Runner:
             grace = self._deadlines.abandon_seconds
             self._uncertain[event.op_handle] = time.monotonic() + grace
         elif self._uncertain.pop(event.op_handle, None) is not None:
-            future = self._pending.pop(event.op_handle, None)
-            if future is not None:
-                future.set_result({})
+            self._complete(event.op_handle, {})
 
     def _end_if_uncertain(self) -> None:
         now = time.monotonic()
-        if any(deadline <= now for deadline in self._uncertain.values()):
+        with self._lock:
+            expired = [handle for handle, until in self._uncertain.items() if until <= now]
+        if expired:
             self._end_worker(
-                f"host pages of {len(self._uncertain)} restore(s) may still be written by a peer "
-                f"that stopped answering; ending this worker before they are used again"
+                f"host pages of {len(expired)} restore(s) may still be written by a peer that "
+                "stopped answering; ending this worker before they are used again"
             )
 
     def _fail(self, error: BaseException) -> None:

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real KVCR over the real NIXL; a peer is a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvcr.types import CacheTier
+from memory import PageMemory, deadlines, key, page_hash, pattern
+from ports import free_port
+
+from kvstrata.kvcr import StartupError
+from kvstrata.kvcr.hints import Endpoint, Hint
+from kvstrata.kvcr.peers import PeerProbe
+from kvstrata.kvcr.runner import Runner, RunnerAddress
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+PAGE_BYTES = 64 << 10
+PAGES = 32
+DRAM_PAGES = 8
+HERE = Path(__file__).parent
+
+
+def reached_at(name: str) -> RunnerAddress:
+    return RunnerAddress(name, "127.0.0.1", "127.0.0.1", free_port(), free_port())
+
+
+class Peer:
+    """A source with PAGES pages, in a process of its own."""
+
+    def __init__(self) -> None:
+        self.endpoint = Endpoint("127.0.0.1", free_port())
+        arguments = [self.endpoint.port, free_port(), PAGE_BYTES, PAGES]
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "peer.py"), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        if "ready\n" not in iter(self._process.stdout.readline, ""):
+            raise AssertionError("the peer did not start")
+
+    def hint(self, pages: Sequence[int]) -> Hint:
+        return Hint(self.endpoint, frozenset(map(page_hash, pages)))
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self._process.pid, number)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class Target:
+    """A runner under test with its host pages and what it said about ending the worker."""
+
+    def __init__(self) -> None:
+        self.memory = PageMemory(PAGE_BYTES, PAGES)
+        self.ended: list[str] = []
+        self.runner = Runner(
+            reached_at("target"),
+            self.memory.pages,
+            DRAM_PAGES * PAGE_BYTES,
+            deadlines(),
+            PeerProbe(timeout_seconds=0.25).is_gone,
+            self.ended.append,
+        )
+
+    def deposit(self, pages: Sequence[int]) -> list[bool]:
+        for at, page in enumerate(pages):
+            self.memory.fill(at, pattern(page, PAGE_BYTES))
+        places = {page: at for at, page in enumerate(pages)}
+        return self.runner.deposit(self.memory.blocks("target", places))
+
+    def restore(self, pages: Sequence[int], hint: Hint | None = None) -> list[bool]:
+        """Restore into reversed places of cleared memory; checks every byte of every place."""
+        self.memory.clear()
+        places = {page: PAGES - 1 - at for at, page in enumerate(pages)}
+        results = self.runner.deliver(self.memory.blocks("target", places), hint)
+        for page, filled in zip(pages, results, strict=True):
+            if filled:
+                assert np.array_equal(self.memory.read(places[page]), pattern(page, PAGE_BYTES))
+        untouched = set(range(PAGES)) - {
+            places[p] for p, ok in zip(pages, results, strict=True) if ok
+        }
+        assert not any(self.memory.read(at).any() for at in untouched)
+        return results
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[Peer]:
+    peer = Peer()
+    yield peer
+    peer.end()
+
+
+@pytest.fixture
+def own_peer() -> Iterator[Peer]:
+    peer = Peer()
+    yield peer
+    peer.end()
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    target = Target()
+    yield target
+    target.runner.close()
+
+
+@contextmanager
+def running(call: Callable[[], object]) -> Iterator[threading.Thread]:
+    thread = threading.Thread(target=call)
+    thread.start()
+    yield thread
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_deposited_pages_come_back_byte_for_byte(target: Target) -> None:
+    pages = range(DRAM_PAGES)
+    assert target.deposit(pages) == [True] * DRAM_PAGES
+    assert target.runner.query([key(p) for p in pages], None) == [CacheTier.LOCAL_G2] * DRAM_PAGES
+    assert target.restore(pages) == [True] * DRAM_PAGES
+
+
+def test_a_page_that_nobody_has_is_a_miss(target: Target) -> None:
+    target.deposit([0])
+    assert target.runner.query([key(0), key(1)], None) == [CacheTier.LOCAL_G2, None]
+    assert target.restore([1]) == [False]
+
+
+def test_a_full_tier_evicts_the_oldest_pages(target: Target) -> None:
+    target.deposit(range(DRAM_PAGES))
+    assert all(target.deposit(range(100, 100 + DRAM_PAGES)))
+    assert target.restore([0]) == [False]
+    assert target.restore([100]) == [True]
+
+
+def test_pages_come_from_a_peer_by_a_hint_and_need_no_slot_here(target: Target, peer: Peer) -> None:
+    pages = range(PAGES)
+    assert PAGES > DRAM_PAGES
+    hint = peer.hint(pages)
+    assert set(target.runner.query([key(p) for p in pages], hint)) == {CacheTier.REMOTE_G2}
+    assert target.restore(pages, hint) == [True] * PAGES
+    assert target.runner.query([key(0)], None) == [None]
+
+
+def test_own_pages_and_a_peers_pages_are_restored_together(target: Target, peer: Peer) -> None:
+    target.deposit([0, 1])
+    assert target.restore([0, 1, 2, 3], peer.hint([2, 3])) == [True] * 4
+
+
+def test_a_page_missing_at_the_peer_does_not_hold_up_the_others(target: Target, peer: Peer) -> None:
+    started = time.monotonic()
+    assert target.restore([0, 1, 99], peer.hint([0, 1, 99])) == [True, True, False]
+    assert time.monotonic() - started < deadlines().operation_seconds
+
+
+def test_a_hint_is_forgotten_after_its_call(target: Target, peer: Peer) -> None:
+    assert target.restore([0], peer.hint([0])) == [True]
+    assert target.restore([0]) == [False]
+    assert not target.runner._kvcr._core._remote_fw_dram._request_hints
+
+
+def test_a_peer_that_died_unnoticed_is_a_miss_and_does_not_end_the_worker(
+    target: Target, own_peer: Peer
+) -> None:
+    assert target.restore([0], own_peer.hint([0])) == [True]
+    own_peer.end()
+    assert target.restore([1, 2], own_peer.hint([1, 2])) == [False, False]
+    assert target.ended == []
+    target.deposit([5])
+    assert target.restore([5]) == [True]
+
+
+def test_pages_are_held_while_a_frozen_peer_may_still_write_and_freed_once_it_cannot(
+    target: Target, own_peer: Peer
+) -> None:
+    assert target.restore([0], own_peer.hint([0])) == [True]
+    own_peer.signal(signal.SIGSTOP)
+    results: list[list[bool]] = []
+    with running(lambda: results.append(target.restore(range(8), own_peer.hint(range(8))))) as call:
+        call.join(deadlines().abandon_seconds + 1)
+        assert call.is_alive()
+        own_peer.signal(signal.SIGCONT)
+    assert results == [[False] * 8]
+    assert target.ended == []
+
+
+def test_a_peer_frozen_for_good_ends_the_worker_before_its_pages_are_used_again(
+    target: Target, own_peer: Peer
+) -> None:
+    assert target.restore([0], own_peer.hint([0])) == [True]
+    own_peer.signal(signal.SIGSTOP)
+    with running(lambda: target.restore([1], own_peer.hint([1]))) as call:
+        call.join(2 * deadlines().abandon_seconds + 2)
+        assert call.is_alive()
+        assert target.ended
+        assert "may still be written" in target.ended[0]
+        own_peer.signal(signal.SIGCONT)
+
+
+def test_a_failure_of_kvcr_in_flight_ends_the_worker_and_is_a_miss_ever_after(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target.deposit([0])
+
+    def fail() -> None:
+        raise RuntimeError("progress thread died")
+
+    with target.runner._lock:
+        monkeypatch.setattr(target.runner._kvcr, "poll_completed", fail)
+    deadline = time.monotonic() + 5
+    while target.runner.alive and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert target.restore([0]) == [False]
+    assert target.runner.query([key(0)], None) == [None]
+    assert target.ended == []  # nothing was in flight
+
+
+def test_the_poller_of_an_idle_runner_is_nearly_free(target: Target) -> None:
+    def seconds() -> float:
+        task = f"/proc/self/task/{target.runner._poller.native_id}/schedstat"
+        return int(Path(task).read_text().split()[0]) / 1e9
+
+    before, window = seconds(), 3.0
+    time.sleep(window)
+    assert (seconds() - before) / window < 0.10  # the benchmark holds the real bound of 2 %
+
+
+def test_closing_twice_is_closing_once_and_everything_is_a_miss_afterwards(target: Target) -> None:
+    target.deposit([0])
+    target.runner.close()
+    target.runner.close()
+    assert target.restore([0]) == [False]
+    assert not target.runner._poller.is_alive()
+
+
+def start_again(target: Target) -> Runner:
+    pages, address = target.memory.pages, target.runner.address
+    return Runner(address, pages, PAGE_BYTES, deadlines(), lambda source: False, print)
+
+
+def test_the_ports_are_free_again_after_closing(target: Target) -> None:
+    target.runner.close()
+    again = start_again(target)
+    assert again.alive
+    again.close()
+
+
+def test_a_runner_that_cannot_start_says_where(target: Target) -> None:
+    with pytest.raises(StartupError, match=str(target.runner.address.control_port)):
+        start_again(target)
+
+
+def test_callers_of_many_threads_each_get_their_own_completion(target: Target) -> None:
+    target.deposit(range(DRAM_PAGES))
+    memory = target.memory
+    wrong: list[int] = []
+
+    def restore_own(page: int) -> None:
+        for _ in range(20):
+            ok = target.runner.deliver(memory.blocks("target", {page: page + DRAM_PAGES}), None)
+            if ok != [True]:
+                wrong.append(page)
+
+    threads = [threading.Thread(target=restore_own, args=(p,)) for p in range(DRAM_PAGES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+    for page in range(DRAM_PAGES):
+        assert np.array_equal(memory.read(page + DRAM_PAGES), pattern(page, PAGE_BYTES))

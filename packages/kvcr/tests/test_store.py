@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend behind SGLang's own controller and its threads."""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from ports import free_port
+from replica import LAYOUTS, PAGE_TOKENS, Replica, bring_up, hashes_of
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+
+from kvstrata.kvcr import ConfigError, hooks
+from kvstrata.kvcr.hints import Endpoint, Hint, carrying
+from kvstrata.kvcr.store import KvcrStore
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+TOKENS = list(range(8 * PAGE_TOKENS))
+PAGES = len(TOKENS) // PAGE_TOKENS
+
+
+def settings(**changes: object) -> dict[str, object]:
+    return {
+        "dram_bytes": "4MiB",
+        "control_port": free_port(),
+        "nixl_port": free_port(),
+        "model_id": "tiny weights",
+        "operation_timeout_seconds": 2,
+        "abandon_timeout_seconds": 4,
+        "trust_request_hints": True,
+    } | changes
+
+
+@contextmanager
+def running(kind: str = "mha", layout: int = 0, **changes: object) -> Iterator[Replica]:
+    made = Replica(kind, *LAYOUTS[layout], settings(**changes))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def hint_to(source: Replica, tokens: list[int]) -> str:
+    payload = {
+        "source_control_endpoint": f"tcp://127.0.0.1:{source.settings['control_port']}",
+        "block_hashes": [int(page[:16], 16) for page in hashes_of(tokens)],
+        "mode": "copy",
+    }
+    action = {"action_type": "kv.fetch", "action_version": "1.0", "payload": payload}
+    return json.dumps({"protocol_version": "0.1", "message_id": "m", "actions": [action]})
+
+
+def equal(restored: list[torch.Tensor], written: list[torch.Tensor]) -> bool:
+    return len(restored) == len(written) and all(map(torch.equal, restored, written))
+
+
+@pytest.mark.parametrize("layout", range(len(LAYOUTS)), ids=[name for name, _ in LAYOUTS])
+@pytest.mark.parametrize("kind", ["mha", "mla"])
+def test_kv_backed_up_by_sglang_comes_back_byte_for_byte(kind: str, layout: int) -> None:
+    with running(kind, layout) as own:
+        written = own.back_up(TOKENS)
+        restored, kv = own.restore(TOKENS)
+        assert restored == len(TOKENS)
+        assert equal(kv, written)
+        kv[0][0] += 1
+        assert not equal(kv, written)
+
+
+def test_a_prefix_that_was_never_backed_up_is_a_miss() -> None:
+    with running() as own:
+        own.back_up(TOKENS)
+        assert own.restore([t + 1000 for t in TOKENS]) == (0, [])
+
+
+def test_a_longer_prompt_restores_the_pages_that_are_held() -> None:
+    with running() as own:
+        own.back_up(TOKENS)
+        restored, _ = own.restore(TOKENS + list(range(500, 500 + 2 * PAGE_TOKENS)))
+        assert restored == len(TOKENS)
+
+
+@pytest.mark.parametrize("kind", ["mha", "mla"])
+def test_kv_is_restored_from_another_replica_by_the_hint_of_a_request(kind: str) -> None:
+    with running(kind) as source, running(kind) as target:
+        written = source.back_up(TOKENS)
+        assert target.restore(TOKENS) == (0, [])
+        with carrying(hint_to(source, TOKENS)):
+            restored, kv = target.restore(TOKENS)
+        assert restored == len(TOKENS)
+        assert equal(kv, written)
+        assert target.restore(TOKENS) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"trust_request_hints": False}, {"allowed_peers": ["192.0.2.1"]}, {"model_id": "others"}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_hint_that_must_not_be_followed_restores_nothing(changes: dict[str, Any]) -> None:
+    with running() as source, running(**changes) as target:
+        source.back_up(TOKENS)
+        with carrying(hint_to(source, TOKENS)):
+            assert target.restore(TOKENS) == (0, [])
+
+
+def test_pages_of_another_layout_never_match() -> None:
+    with running(layout=0) as source, running(layout=1) as target:
+        source.back_up(TOKENS)
+        with carrying(hint_to(source, TOKENS)):
+            assert target.restore(TOKENS) == (0, [])
+
+
+def test_a_hint_to_oneself_is_a_local_restore() -> None:
+    with running() as own:
+        own.back_up(TOKENS)
+        with carrying(hint_to(own, TOKENS)):
+            assert own.restore(TOKENS)[0] == len(TOKENS)
+            assert own.restore([9999] * len(TOKENS)) == (0, [])
+
+
+@pytest.mark.parametrize("raw", ["", "{", "[]", 7, {"a": 1}, "tcp://127.0.0.1:1"])
+def test_a_malformed_hint_leaves_the_local_restore_as_it_is(raw: object) -> None:
+    with running() as own:
+        own.back_up(TOKENS)
+        with carrying(raw):
+            assert own.restore(TOKENS)[0] == len(TOKENS)
+
+
+def test_a_dead_peer_is_a_quick_miss_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with running() as own:
+        own.back_up(TOKENS)
+        with running() as dead:
+            hint = hint_to(dead, TOKENS + [7] * PAGE_TOKENS)
+        with carrying(hint), caplog.at_level(logging.WARNING):
+            assert own.restore(TOKENS)[0] == len(TOKENS)
+        assert "peer unreachable" in caplog.text
+
+
+def test_no_failure_inside_the_store_reaches_sglangs_threads(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("injected")
+
+    with running() as own:
+        own.back_up(TOKENS)
+        for method in ("query", "deliver"):
+            with monkeypatch.context() as broken:
+                broken.setattr(own.store._runner, method, fail)
+                assert own.restore(TOKENS) == (0, [])
+            assert "injected" in caplog.text
+            caplog.clear()
+        assert own.restore(TOKENS)[0] == len(TOKENS)
+        indices = own.host_pool.alloc(PAGE_TOKENS)
+        with monkeypatch.context() as broken:
+            broken.setattr(own.store._runner, "deposit", fail)
+            assert own.store.batch_set_v1(hashes_of(TOKENS[:PAGE_TOKENS]), indices) == [False]
+
+
+def test_a_page_named_twice_or_keys_without_pages_are_misses_before_any_io(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with running() as own:
+        page = hashes_of(TOKENS)[0]
+        two = own.host_pool.alloc(2 * PAGE_TOKENS)
+        calls: list[object] = []
+        for method in ("deposit", "deliver"):
+            monkeypatch.setattr(own.store._runner, method, calls.append)
+        for call in (own.store.batch_get_v1, own.store.batch_set_v1):
+            assert call([page, page], two) == [False, False]
+            assert call([page], two) == [False]
+            assert call(["not hexadecimal", page], two) == [False, False]
+        assert calls == []
+
+
+def test_clearing_forgets_every_page_and_leaves_the_store_usable() -> None:
+    with running() as own:
+        own.back_up(TOKENS)
+        assert own.controller.clear_storage_backend()
+        assert own.restore(TOKENS) == (0, [])
+        written = own.back_up(TOKENS)
+        assert equal(own.restore(TOKENS)[1], written)
+
+
+def test_the_backend_can_be_detached_and_attached_again_on_the_same_ports() -> None:
+    with running() as own:
+        own.back_up(TOKENS)
+        own.controller.detach_storage_backend()
+        own.controller.attach_storage_backend(
+            "kvcr",
+            prefetch_threshold=PAGE_TOKENS,
+            model_name="tiny",
+            storage_backend_extra_config=dict(own.settings),
+            host_pools=own.controller.mem_pool_host.entries,
+        )
+        written = own.back_up(TOKENS)
+        assert equal(own.restore(TOKENS)[1], written)
+
+
+def test_a_closed_store_is_a_miss() -> None:
+    with running() as own:
+        store, indices = own.store, own.host_pool.alloc(PAGE_TOKENS)
+        page = hashes_of(TOKENS)[:1]
+        own.controller.detach_storage_backend()
+        store.close()
+        assert store.batch_exists(page) == 0
+        assert store.batch_get_v1(page, indices) == [False]
+        assert store.batch_set_v1(page, indices) == [False]
+
+
+def test_every_rank_backs_up_its_own_copy() -> None:
+    with running("mla") as own:
+        own.controller.backup_skip = True
+        hooks.use_zero_copy(own.controller)
+        assert own.controller.backup_skip is False
+
+
+RANK = HiCacheStorageConfig(
+    tp_rank=0,
+    tp_size=1,
+    pp_rank=0,
+    pp_size=1,
+    attn_cp_rank=0,
+    attn_cp_size=1,
+    is_mla_model=False,
+    enable_storage_metrics=False,
+    is_page_first_layout=True,
+    model_name="tiny",
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"pp_size": 2}, "--pp-size"),
+        ({"should_split_heads": True, "tp_lcm_size": 4}, "tp_lcm_size"),
+        ({"extra_config": {"dram_byte": 1}}, "extra-config key"),
+    ],
+    ids=["pipeline", "head split", "unknown key"],
+)
+def test_what_is_not_supported_is_refused_at_start_by_name(
+    changes: dict[str, Any], setting: str
+) -> None:
+    bring_up()
+    with pytest.raises(ConfigError) as caught:
+        KvcrStore(dataclasses.replace(RANK, **changes), "unused")
+    assert setting in caught.value.setting
+
+
+def test_a_wrong_layout_is_refused_at_start() -> None:
+    with pytest.raises(ConfigError, match="layer_first"):
+        Replica("mha", "layer_first", "direct", settings())
+
+
+def test_a_port_in_use_is_refused_at_start() -> None:
+    with running() as first, pytest.raises(ConfigError, match="control_port"):
+        Replica("mha", *LAYOUTS[0], settings(control_port=first.settings["control_port"]))
+
+
+def test_a_tier_smaller_than_a_page_is_refused_at_start() -> None:
+    with pytest.raises(ConfigError, match="at least one page"):
+        Replica("mha", *LAYOUTS[0], settings(dram_bytes=16))
+
+
+def test_another_host_pool_than_kv_is_refused_at_start() -> None:
+    with running() as own:
+        other = Replica("mla", *LAYOUTS[0], backend=None).host_pool
+        with pytest.raises(ConfigError, match="'swa'"):
+            own.store.register_mem_host_pool_v2(other, "swa")
+
+
+@pytest.mark.parametrize(
+    ("changes", "rank"),
+    [
+        ({}, 0),
+        ({"tp_rank": 1, "tp_size": 2}, 1),
+        ({"tp_rank": 1, "tp_size": 2, "attn_cp_rank": 3, "attn_cp_size": 4}, 7),
+    ],
+)
+def test_ranks_find_their_counterparts_by_port(
+    changes: dict[str, Any], rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bring_up()
+    config = dataclasses.replace(RANK, extra_config={"model_id": "m"}, **changes)
+    store = KvcrStore(config, "unused")
+    assert store._rank == rank
+    monkeypatch.setattr(store._probe, "reachable", lambda peer: True)
+    hint = store._peer_hint(Hint(Endpoint("other", 1000), frozenset({1})))
+    assert hint is not None
+    assert hint.source == Endpoint("other", 1000 + rank)
+
+
+def test_only_the_leading_pages_count_as_existing() -> None:
+    with running() as own:
+        own.back_up(TOKENS)
+        pages = hashes_of(TOKENS)
+        assert own.store.batch_exists(pages) == PAGES
+        assert own.store.batch_exists([*pages[:2], "00" * 32, *pages[3:]]) == 2
+        assert own.store.batch_exists([]) == 0
+        assert own.store.exists(pages[-1])
+        assert not own.store.exists("00" * 32)

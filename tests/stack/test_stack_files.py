@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
+import pytest
+
+from stackkit import StackError, Stacks, load
+
+HEAD = 'title = "A stack"\n'
+SLICE = """
+[[slices]]
+id = "{id}"
+package = "packages/{id}"
+requires = [{requires}]
+pins = []
+
+[[slices.gates]]
+id = "{id}-cpu"
+kind = "cpu"
+session = "validate-{id}"
+required = true
+min_tests = 1
+"""
+
+
+def declare(slice_id: str, *requires: str) -> str:
+    return SLICE.format(id=slice_id, requires=", ".join(f'"{each}"' for each in requires))
+
+
+def load_files(folder: Path, **files: str) -> Stacks:
+    stacks = folder / "stacks"
+    stacks.mkdir()
+    for name, text in files.items():
+        (stacks / f"{name}.toml").write_text(HEAD + text, encoding="utf-8")
+    return load(stacks)
+
+
+def test_slices_come_in_topological_order_with_their_closures(tmp_path: Path) -> None:
+    stacks = load_files(
+        tmp_path,
+        a=declare("top", "middle") + declare("middle", "bottom") + declare("bottom"),
+    )
+
+    assert list(stacks.slices) == ["bottom", "middle", "top"]
+    assert [entry.id for entry in stacks.closure("middle")] == ["bottom", "middle"]
+    assert [entry.id for entry in stacks.outsiders("middle")] == ["top"]
+
+
+def test_a_stack_builds_on_a_slice_that_another_stack_declares(tmp_path: Path) -> None:
+    stacks = load_files(
+        tmp_path, a='shares = ["seams"]\n' + declare("pool", "seams"), b=declare("seams")
+    )
+
+    assert [entry.id for entry in stacks.closure("pool")] == ["seams", "pool"]
+
+
+def test_distribution_module_and_session_follow_from_the_id(tmp_path: Path) -> None:
+    entry = load_files(tmp_path, a=declare("packed-indexer")).slices["packed-indexer"]
+
+    assert entry.distribution == "kvstrata-packed-indexer"
+    assert entry.module == "kvstrata.packed_indexer"
+    assert entry.validation == "validate-packed-indexer"
+
+
+def test_the_format_says_everything_that_an_export_needs(tmp_path: Path) -> None:
+    text = f"""
+[[upstreams]]
+id = "sglang"
+repository = "https://example.org/sglang"
+branch = "main"
+release = "0.5.20"
+base_commit = "{"a" * 40}"
+base_tree = "{"b" * 40}"
+{declare("kvcr")}
+[[slices.gates]]
+id = "kvcr-gpu"
+kind = "gpu"
+session = "validate-kvcr"
+required = false
+min_tests = 3
+
+[[slices.gates]]
+id = "kvcr-throughput"
+kind = "bench"
+session = "bench-kvcr"
+required = false
+min_tests = 1
+
+[slices.pull_request]
+title = "[HiCache] Restore prefixes from peers"
+template = "sglang"
+status = "planned"
+"""
+    text = text.replace("pins = []", 'pins = []\nupstream = "sglang"')
+
+    stacks = load_files(tmp_path, a=text)
+
+    entry = stacks.slices["kvcr"]
+    assert entry.pull_request is not None
+    assert entry.pull_request.status == "planned"
+    assert [gate.kind for gate in entry.gates] == ["cpu", "gpu", "bench"]
+    assert stacks.stacks["a"].upstreams[0].base_tree == "b" * 40
+
+
+GOOD = declare("kvcr")
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "reason"),
+    [
+        pytest.param(declare("kvcr", "seam"), "slices[0].requires", "'seam'", id="unknown slice"),
+        pytest.param(declare("a", "b") + declare("b", "a"), "requires", "cycle", id="cycle"),
+        pytest.param(declare("a", "a"), "slices[0].requires", "cycle a -> a", id="cycle of one"),
+        pytest.param(GOOD + GOOD, "slices[1].id", "already declared", id="declared twice"),
+        pytest.param(
+            GOOD.replace("pins = []\n", ""), "slices[0]", "missing required field `pins`", id="pins"
+        ),
+        pytest.param(
+            GOOD.replace("min_tests = 1", ""), "slices[0].gates[0]", "`min_tests`", id="min_tests"
+        ),
+        pytest.param(
+            GOOD.replace("min_tests = 1", "min_tests = 0"),
+            "slices[0].gates[0].min_tests",
+            ">= 1",
+            id="a gate that zero tests would pass",
+        ),
+        pytest.param(
+            GOOD.replace("min_tests = 1", 'min_tests = "1"'),
+            "slices[0].gates[0].min_tests",
+            "Expected `int`, got `str`",
+            id="wrong type",
+        ),
+        pytest.param(
+            GOOD.replace("pins = []", "pin = []\npins = []"), "slices[0]", "`pin`", id="unknown key"
+        ),
+        pytest.param(
+            GOOD.replace("pins = []", 'pins = []\nupstream = "vllm"'),
+            "slices[0].upstream",
+            "'vllm'",
+            id="unknown upstream",
+        ),
+        pytest.param(
+            GOOD.replace("pins = []", 'pins = [{ distribution = "x", version = "new" }]'),
+            "slices[0].pins[0].version",
+            "'new'",
+            id="pin without a version",
+        ),
+        pytest.param(
+            GOOD.replace('kind = "cpu"', 'kind = "gpu"'), "slices[0].gates", "'cpu'", id="no cpu"
+        ),
+        pytest.param(
+            GOOD.replace('"validate-kvcr"', '"validate-seams"'),
+            "slices[0].gates[0].session",
+            "'validate-kvcr'",
+            id="gate in the session of another slice",
+        ),
+        pytest.param('shares = ["x"]' + GOOD, "shares", "'x'", id="shared but declared nowhere"),
+        pytest.param("slices = [", "syntax", "", id="no TOML"),
+        pytest.param("", "*.toml", "no stack file declares a slice", id="nothing declared"),
+    ],
+)
+def test_a_fault_is_one_line_with_file_and_key(
+    tmp_path: Path, text: str, key: str, reason: str
+) -> None:
+    with pytest.raises(StackError) as raised:
+        load_files(tmp_path, broken=text)
+
+    message = str(raised.value)
+    assert "\n" not in message
+    assert raised.value.file.startswith("stacks")
+    assert key in raised.value.key
+    assert reason in raised.value.reason
+    assert message == f"{raised.value.file}: {raised.value.key}: {raised.value.reason}"
+
+
+def test_a_slice_declared_in_two_files_names_both(tmp_path: Path) -> None:
+    with pytest.raises(StackError, match=r"^stacks/b\.toml: slices\[0\]\.id: .*a\.toml"):
+        load_files(tmp_path, a=declare("seams"), b=declare("seams"))
+
+
+def test_a_slice_of_another_stack_must_be_shared_to_be_required(tmp_path: Path) -> None:
+    with pytest.raises(StackError, match="unknown slice 'seams'"):
+        load_files(tmp_path, a=declare("seams"), b=declare("pool", "seams"))

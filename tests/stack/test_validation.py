@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two small slices, `bottom` and `top`, are built and validated as real ones are."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stackkit import (
+    Environment,
+    Layer,
+    SessionResult,
+    StaleWheelError,
+    ValidationError,
+    Wheel,
+    Workspace,
+    disagreements,
+    gather,
+    validate,
+)
+
+SETTINGS = Path(__file__).parents[2] / "pyproject.toml"
+PYPROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "0.1.0"
+dependencies = [{dependencies}]
+
+[tool.hatch.build.targets.wheel]
+packages = ["src/{package}"]
+"""
+STACK = """
+[[slices]]
+id = "{id}"
+package = "packages/{id}"
+requires = [{requires}]
+pins = []
+
+[[slices.gates]]
+id = "{id}-cpu"
+kind = "cpu"
+session = "validate-{id}"
+required = true
+min_tests = 1
+"""
+PASSING = """
+import {module}
+
+def test_passes():
+    assert {module}.__file__
+"""
+FAILING = """
+import pytest
+
+@pytest.fixture
+def broken():
+    1 / 0
+
+def test_errors(broken):
+    pass
+
+def test_fails():
+    assert False
+
+def test_passes():
+    assert True
+"""
+GPU_GATE = """
+[[slices.gates]]
+id = "bottom-gpu"
+kind = "gpu"
+session = "validate-bottom"
+required = false
+min_tests = 1
+"""
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Checkout:
+    root: Path
+    layer: Layer
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace.open(self.root)
+
+    def write(self, file: str, text: str) -> None:
+        write(self.root / file, text)
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        text = (self.root / file).read_text(encoding="utf-8")
+        assert old in text
+        self.write(file, text.replace(old, new))
+
+    def build(self, *names: str) -> list[Wheel]:
+        workspace = self.workspace
+        packages = [
+            workspace.host if name == "ci-host" else workspace.package(name) for name in names
+        ]
+        return [
+            Wheel.build(package, workspace.wheels(package), python=Path(sys.executable))
+            for package in packages
+        ]
+
+    def validate(self, slice_id: str) -> SessionResult:
+        result = validate(self.workspace, slice_id, self.layer)
+        result.write(self.workspace.results)
+        return result
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """Made once, with the wheels of both slices and of the host."""
+    folder = tmp_path_factory.mktemp("built")
+    root = folder / "checkout"
+    write(root / "pyproject.toml", SETTINGS.read_text(encoding="utf-8"))
+    write(root / ".gitignore", "build/\n")
+    subprocess.run(["git", "init", "--quiet", root], check=True)
+    stack = 'title = "Synthetic"\n'
+    stack += STACK.format(id="top", requires='"bottom"') + STACK.format(id="bottom", requires="")
+    write(root / "stacks" / "synthetic.toml", stack)
+    for name, dependencies in (("bottom", ""), ("top", '"kvstrata-bottom>=0.1,<0.2"')):
+        package = root / "packages" / name
+        text = PYPROJECT.format(
+            name=f"kvstrata-{name}", package="kvstrata", dependencies=dependencies
+        )
+        write(package / "pyproject.toml", text)
+        write(package / "src" / "kvstrata" / name / "__init__.py", "")
+        write(package / "tests" / "test_it.py", PASSING.format(module=f"kvstrata.{name}"))
+    host = PYPROJECT.format(name="kvstrata-ci-host", package="kvstrata_host", dependencies="")
+    write(root / "ci" / "host" / "pyproject.toml", host)
+    write(root / "ci" / "host" / "src" / "kvstrata_host" / "__init__.py", "")
+    thin = folder / "thin"
+    virtualenv = [sys.executable, "-m", "virtualenv", "--quiet", "--no-periodic-update"]
+    subprocess.run([*virtualenv, thin], check=True)
+    made = Checkout(root, Layer(Environment(thin), Environment(Path(sys.prefix))))
+    made.build("ci-host", "bottom", "top")
+    return made
+
+
+@pytest.fixture
+def checkout(built: Checkout, tmp_path: Path) -> Checkout:
+    """A copy of its own for each test."""
+    shutil.copytree(built.root.parent, tmp_path / "copy", symlinks=True)
+    thin = Environment(tmp_path / "copy" / "thin")
+    return Checkout(tmp_path / "copy" / "checkout", Layer(thin, built.layer.base))
+
+
+def test_a_slice_is_tested_from_the_wheels_of_its_closure(checkout: Checkout) -> None:
+    result = checkout.validate("top")
+
+    assert result.succeeded
+    assert [(gate.gate, gate.passed, gate.failed) for gate in result.gates] == [("top-cpu", 1, 0)]
+    assert set(result.packages) == {"kvstrata-ci-host", "kvstrata-bottom", "kvstrata-top"}
+
+
+def test_a_wheel_is_the_same_bytes_in_every_build_and_holds_no_tests(checkout: Checkout) -> None:
+    first, second = checkout.build("bottom")[0], checkout.build("bottom")[0]
+
+    assert first.sha256 == second.sha256
+    listed = subprocess.run(
+        [sys.executable, "-m", "zipfile", "-l", second.path], capture_output=True, check=True
+    ).stdout
+    assert b"kvstrata/bottom/__init__.py" in listed
+    assert b"test_it" not in listed
+
+
+def test_a_file_that_git_ignores_reaches_no_wheel(checkout: Checkout) -> None:
+    (clean,) = checkout.build("bottom")
+    checkout.write("packages/bottom/src/kvstrata/bottom/build/leftover.py", "")
+
+    assert checkout.build("bottom")[0].sha256 == clean.sha256
+
+
+def test_zero_tests_fail(checkout: Checkout) -> None:
+    checkout.write("packages/bottom/tests/test_it.py", "def check_nothing():\n    pass\n")
+    checkout.build("bottom")
+
+    result = checkout.validate("bottom")
+
+    assert not result.succeeded
+    assert result.gates[0].reason == "0 tests ran, 1 must"
+
+
+def test_skipped_tests_do_not_count_and_keep_their_reason(checkout: Checkout) -> None:
+    skipping = "import pytest\n\ndef test_it():\n    pytest.skip('no device')\n"
+    checkout.write("packages/bottom/tests/test_it.py", skipping)
+    checkout.build("bottom")
+
+    result = checkout.validate("bottom")
+
+    assert not result.succeeded
+    assert [skip.reason for skip in result.gates[0].skipped] == ["no device"]
+
+
+def test_failures_errors_and_what_cannot_be_collected_fail(checkout: Checkout) -> None:
+    checkout.write("packages/bottom/tests/test_it.py", FAILING)
+    checkout.build("bottom")
+    ran = checkout.validate("bottom")
+    checkout.write("packages/bottom/tests/test_it.py", "import absent\n")
+    checkout.build("bottom")
+    collected = checkout.validate("bottom")
+
+    assert not ran.succeeded
+    assert (ran.gates[0].passed, ran.gates[0].failed) == (1, 2)
+    assert not collected.succeeded
+
+
+def test_an_optional_gate_with_no_test_to_run_is_reported_as_not_run(checkout: Checkout) -> None:
+    stack = (checkout.root / "stacks" / "synthetic.toml").read_text(encoding="utf-8")
+    checkout.write("stacks/synthetic.toml", stack + GPU_GATE)
+
+    result = checkout.validate("bottom")
+
+    assert result.succeeded
+    assert [gate.result for gate in result.gates] == ["pass", "not_run"]
+    assert result.gates[1].reason == "0 tests ran, 1 must"
+
+
+@pytest.mark.parametrize(
+    "file", ["src/kvstrata/bottom/__init__.py", "tests/test_it.py", "src/kvstrata/bottom/new.py"]
+)
+def test_a_wheel_of_other_files_is_refused(checkout: Checkout, file: str) -> None:
+    checkout.write(f"packages/bottom/{file}", "# changed\n")
+
+    with pytest.raises(StaleWheelError, match=r"changed since .*run `nox -s build-bottom`"):
+        checkout.validate("top")
+
+
+def test_a_wheel_that_was_replaced_is_refused(checkout: Checkout) -> None:
+    checkout.build("bottom")[0].path.write_bytes(b"other")
+
+    with pytest.raises(StaleWheelError, match="changed since its build"):
+        checkout.validate("bottom")
+
+
+def test_a_wheel_that_was_never_built_is_refused(checkout: Checkout) -> None:
+    shutil.rmtree(checkout.root / "build" / "wheels" / "bottom")
+
+    with pytest.raises(StaleWheelError, match="kvstrata-bottom: no wheel"):
+        checkout.validate("top")
+
+
+def test_an_importable_successor_is_refused(checkout: Checkout) -> None:
+    checkout.validate("top")
+
+    with pytest.raises(ValidationError, match=r"kvstrata\.top is no predecessor, yet importable"):
+        checkout.validate("bottom")
+
+
+def test_a_slice_that_comes_from_elsewhere_is_refused(checkout: Checkout) -> None:
+    source = checkout.root / "packages" / "bottom" / "src"
+    shadow = checkout.layer.environment.site_packages / "_first.pth"
+    shadow.write_text(f"import sys; sys.path.insert(0, {str(source)!r})\n", encoding="utf-8")
+
+    with pytest.raises(ValidationError, match=r"kvstrata\.bottom comes from .*src"):
+        checkout.validate("bottom")
+
+
+def test_an_unmet_requirement_of_a_slice_is_refused(checkout: Checkout) -> None:
+    checkout.edit(
+        "packages/bottom/pyproject.toml", "dependencies = []", 'dependencies = ["absent-thing"]'
+    )
+    checkout.build("bottom")
+
+    with pytest.raises(
+        ValidationError, match=r"pip check: kvstrata-bottom 0\.1\.0 requires absent"
+    ):
+        checkout.validate("bottom")
+
+
+def test_the_summary_takes_no_result_of_other_files(checkout: Checkout) -> None:
+    checkout.validate("bottom")
+    before = gather(checkout.workspace, ["validate-bottom", "validate-top"])
+    checkout.write("packages/bottom/src/kvstrata/bottom/__init__.py", "CHANGED = True\n")
+    after = gather(checkout.workspace, ["validate-bottom"])
+
+    assert [result.succeeded for result in before] == [True, False]
+    assert [result.succeeded for result in after] == [False]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "complaint"),
+    [
+        pytest.param(
+            "packages/top/pyproject.toml",
+            '"kvstrata-bottom>=0.1,<0.2"',
+            "",
+            "'kvstrata-bottom' is missing",
+            id="the package lacks a requirement",
+        ),
+        pytest.param(
+            "stacks/synthetic.toml",
+            'requires = ["bottom"]',
+            "requires = []",
+            "'kvstrata-bottom' is not among `requires`",
+            id="the stack lacks a requirement",
+        ),
+        pytest.param(
+            "packages/top/pyproject.toml", ">=0.1,<0.2", "==0.1.0", "pins a sibling", id="pinned"
+        ),
+        pytest.param(
+            "packages/top/pyproject.toml", ">=0.1,<0.2", ">=0.2", "leaves out 0.1.0", id="range"
+        ),
+        pytest.param(
+            "packages/top/pyproject.toml",
+            '"kvstrata-bottom',
+            '"kvcr==0.1.1", "kvstrata-bottom',
+            "'kvcr==0.1.1' is not among `pins`",
+            id="the stack lacks a pin",
+        ),
+        pytest.param(
+            "stacks/synthetic.toml",
+            "pins = []",
+            'pins = [{ distribution = "kvcr", version = "0.1.1" }]',
+            "no requirement 'kvcr==0.1.1'",
+            id="the package lacks a pin",
+        ),
+    ],
+)
+def test_a_stack_and_a_package_that_disagree_are_told_apart(
+    checkout: Checkout, file: str, old: str, new: str, complaint: str
+) -> None:
+    assert disagreements(checkout.workspace.stacks, checkout.root) == []
+    checkout.edit(file, old, new)
+
+    lines = disagreements(checkout.workspace.stacks, checkout.root)
+
+    assert any(complaint in line for line in lines)
+    assert all(line.startswith("packages/") for line in lines)
