@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report.of(plan, outcome, environment)
     report.write_json(output / "report.json")
     page.write(report, output / "report.html")
-    chart.write_picture(outcome.scenes, output / "demo.svg")
+    (output / "demo.svg").write_text(chart.picture(outcome.scenes), encoding="utf-8")
     console.print()
     report.print(console)
     progress.step("report", str(output / "report.html"))

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -16,7 +15,8 @@ from .scene import Scene
 
 _WIDTH_INCHES = 8.6
 _ROW_INCHES = 0.42
-_FRAME_INCHES = 1.15
+_FRAME_INCHES = 1.0
+_FONTS = "system-ui, sans-serif"
 _LABELLED_SHARE = 0.075
 """A bar's part carries its number if it is at least this share of the axis."""
 
@@ -31,7 +31,7 @@ LIGHT = {
     "peer-dram": "#2563c9",
     "restore": "#2563c9",
     "prefill": "#c2571a",
-    "decode": "#8b92a5",
+    "decode": "#667085",
 }
 """Colours on a light ground, by variable."""
 
@@ -57,32 +57,36 @@ class _Part:
 
 def sources_chart(scenes: Sequence[Scene]) -> str:
     """Where each request's tokens came from; an SVG element."""
-    figure, axes = _figure(len(scenes))
-    _draw_sources(axes, scenes)
-    return _svg(figure, "where each request's tokens came from")
+    with _style():
+        figure = _figure(len(scenes))
+        _draw_sources(figure.subplots(), scenes)
+        return _svg(figure, "where each request's tokens came from")
 
 
 def times_chart(scenes: Sequence[Scene]) -> str:
     """How long each part of each request took; an SVG element."""
-    figure, axes = _figure(len(scenes))
-    _draw_times(axes, scenes)
-    return _svg(figure, "how long each part of each request took")
-
-
-def write_picture(scenes: Sequence[Scene], path: Path) -> None:
-    """Both charts in one SVG file that brings its own light and dark colours."""
     with _style():
-        size = (_WIDTH_INCHES, 2 * (_FRAME_INCHES + _ROW_INCHES * len(scenes)))
-        figure = Figure(figsize=size, layout="constrained")
+        figure = _figure(len(scenes))
+        _draw_times(figure.subplots(), scenes)
+        return _svg(figure, "how long each part of each request took")
+
+
+def picture(scenes: Sequence[Scene]) -> str:
+    """Both charts as one SVG document that brings its own light and dark colours."""
+    with _style():
+        figure = _figure(2 * len(scenes) + 3)
         upper, lower = figure.subplots(2)
-    _draw_sources(upper, scenes)
-    _draw_times(lower, scenes)
-    svg = _svg(figure, "where each request's tokens came from, and how long each part took")
-    style = (
-        f"<style>{stylesheet()}\ntext {{ font-family: system-ui, sans-serif !important; }}</style>"
-    )
+        _draw_sources(upper, scenes)
+        _draw_times(lower, scenes)
+        for axes, title in (
+            (upper, "Where each request's tokens came from"),
+            (lower, "How long each part took"),
+        ):
+            axes.set_title(title, loc="left", pad=26)
+        svg = _svg(figure, "where each request's tokens came from, and how long each part took")
+    style = f"<style>{stylesheet()}\ntext {{ font-family: {_FONTS} !important; }}</style>"
     start = svg.index(">") + 1
-    path.write_text(f"{svg[:start]}\n{style}{svg[start:]}\n", encoding="utf-8")
+    return f"{svg[:start]}\n{style}{svg[start:]}\n"
 
 
 def stylesheet() -> str:
@@ -107,7 +111,6 @@ def _draw_sources(axes: Axes, scenes: Sequence[Scene]) -> None:
         _Part("peer's KVCR DRAM", "peer-dram", tuple(each.peer_dram for each in counts)),
     ]
     _draw(axes, scenes, parts)
-    axes.set_title("Where the prompt's tokens came from", loc="left", pad=26)
     axes.set_xlabel("tokens, as SGLang counted them")
 
 
@@ -119,7 +122,6 @@ def _draw_times(axes: Axes, scenes: Sequence[Scene]) -> None:
         _Part("decode", "decode", tuple(each.decode_s * 1000 for each in times)),
     ]
     _draw(axes, scenes, parts)
-    axes.set_title("How long each part took", loc="left", pad=26)
     axes.set_xlabel("milliseconds")
 
 
@@ -173,11 +175,11 @@ def _draw(axes: Axes, scenes: Sequence[Scene], parts: Sequence[_Part]) -> None:
     )
 
 
-def _figure(rows: int) -> tuple[Figure, Axes]:
-    with _style():
-        size = (_WIDTH_INCHES, _FRAME_INCHES + _ROW_INCHES * rows)
-        figure = Figure(figsize=size, layout="constrained")
-        return figure, figure.subplots()
+def _figure(rows: int) -> Figure:
+    size = (_WIDTH_INCHES, _FRAME_INCHES + _ROW_INCHES * rows)
+    figure = Figure(figsize=size, layout="constrained")
+    figure.get_layout_engine().set(hspace=0.06)
+    return figure
 
 
 def _style() -> AbstractContextManager[None]:
@@ -200,10 +202,8 @@ def _style() -> AbstractContextManager[None]:
 
 def _svg(figure: Figure, description: str) -> str:
     written = io.StringIO()
-    with _style():
-        figure.savefig(
-            written, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
-        )
+    metadata = {"Date": None, "Creator": None}
+    figure.savefig(written, format="svg", transparent=True, metadata=metadata)
     text = written.getvalue()
     text = text[text.index("<svg") :].strip()
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
