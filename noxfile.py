@@ -32,7 +32,7 @@ BASE = stackkit.Recipe(
 )
 TOOLS = stackkit.Recipe((WORKSPACE.lock("tools"), WORKSPACE.lock("tests")))
 DOCS = stackkit.Recipe((WORKSPACE.lock("docs"),))
-SOURCES = [*(f"{entry.package}/src" for entry in SLICES.values()), "ci", "ci/host/src"]
+SOURCES = [*(f"{entry.package}/src" for entry in SLICES.values()), "ci", "ci/host/src", "tests/e2e"]
 VALIDATIONS = [entry.validation for entry in SLICES.values()]
 TESTED = ["tests-stack", "tests-host", *VALIDATIONS]
 DEMO_SLICE = "kvcr"

@@ -24,10 +24,12 @@ KV cache of a long prompt through KVCR: computed by one, restored by others from
 own, with equal answers. Writes report.html, report.json and demo.svg."""
 _EPILOG = "Exit status: 0 if every claim holds, 1 if one does not, 2 if the demo could not run."
 
+_WIDTH_OF_A_FILE = 120
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
     output: Path = options.output.absolute()
     logs = output / "logs"
     plan = Plan(
@@ -38,11 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     shutil.rmtree(logs, ignore_errors=True)
     output.mkdir(parents=True, exist_ok=True)
+    from transformers.utils import logging as transformers_log
+
     progress = Progress(console)
     environment = Environment.current()
     try:
         model = output / "model"
         progress.step("model", f"{DEMO.layers} layers, hidden {DEMO.hidden}, random weights")
+        transformers_log.disable_progress_bar()
         build_model(model, DEMO)
         outcome = Story(plan, model=model, logs=logs, progress=progress).play()
     except (ServerError, LogFormatError) as error:

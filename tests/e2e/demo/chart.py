@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from .scene import Scene
 
@@ -177,9 +178,7 @@ def _draw(axes: Axes, scenes: Sequence[Scene], parts: Sequence[_Part]) -> None:
 
 def _figure(rows: int) -> Figure:
     size = (_WIDTH_INCHES, _FRAME_INCHES + _ROW_INCHES * rows)
-    figure = Figure(figsize=size, layout="constrained")
-    figure.get_layout_engine().set(hspace=0.06)
-    return figure
+    return Figure(figsize=size, layout=ConstrainedLayoutEngine(hspace=0.06))
 
 
 def _style() -> AbstractContextManager[None]:

@@ -102,9 +102,7 @@ class Replica:
     def clear_storage(self, *, timeout_s: float = 120.0) -> None:
         """Empty the storage, and wait until it is ready again."""
         before = self.log.end()
-        with requests.Session() as session:
-            session.trust_env = False
-            answer = session.post(f"{self.server.url}{_CLEAR}", timeout=timeout_s)
+        answer = self._send("POST", _CLEAR, timeout_s)
         if not answer.ok:
             problem = f"{_CLEAR} answered {answer.status_code}: {answer.text.strip()}"
             raise ServerError(self.name, problem, self.log.path)
@@ -117,11 +115,17 @@ class Replica:
         if not self.server.running:
             return False
         try:
-            with requests.Session() as session:
-                session.trust_env = False
-                return session.get(f"{self.server.url}/health", timeout=20.0).ok
-        except requests.RequestException:
+            return self._send("GET", "/health", 20.0).ok
+        except ServerError:
             return False
+
+    def _send(self, method: str, path: str, timeout_s: float) -> requests.Response:
+        try:
+            with requests.Session() as session:
+                session.trust_env = False  # a proxy has no business on loopback
+                return session.request(method, f"{self.server.url}{path}", timeout=timeout_s)
+        except requests.RequestException as error:
+            raise ServerError(self.name, f"{path} failed ({error})", self.log.path) from error
 
     def _wait(
         self, since: int, done: Callable[[Lines], bool], problem: str, timeout_s: float
