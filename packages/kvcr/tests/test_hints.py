@@ -46,10 +46,10 @@ def test_the_first_action_that_can_be_followed_wins() -> None:
     other = fetch() | {"action_type": "kv.evict"}
     newer = fetch() | {"action_version": "2.0"}
     broken = fetch(block_hashes=[-1])
-    second = fetch(source_control_endpoint="tcp://other:1")
+    second = fetch(source_control_endpoint="tcp://10.9.9.9:1")
     hint = TRUSTING.accept(envelope(other, newer, broken, 7, second, fetch()))
     assert hint is not None
-    assert hint.source == Endpoint("other", 1)
+    assert hint.source == Endpoint("10.9.9.9", 1)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,19 @@ def test_without_the_trust_switch_no_hint_is_followed() -> None:
 def test_the_allow_list_names_hosts_or_endpoints(allowed: tuple[str, ...], followed: bool) -> None:
     hint = HintPolicy(trusted=True, allowed_peers=allowed).accept(envelope(fetch()))
     assert (hint is not None) is followed
+
+
+def test_a_host_name_is_only_looked_up_when_it_is_on_the_allow_list() -> None:
+    named = envelope(fetch(source_control_endpoint="tcp://replica-a.cluster.local:28500"))
+    assert HintPolicy(trusted=True).accept(named) is None
+    listing = HintPolicy(trusted=True, allowed_peers=("replica-a.cluster.local",))
+    assert listing.accept(named) is not None
+
+
+def test_an_ipv6_address_is_a_source() -> None:
+    hint = TRUSTING.accept(envelope(fetch(source_control_endpoint="tcp://[fd00::1]:28500")))
+    assert hint is not None
+    assert hint.source == Endpoint("[fd00::1]", 28500)
 
 
 def test_bad_hints_warn_once_per_interval_and_count_the_rest(

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from ports import free_port
-from replica import LAYOUTS, PAGE_TOKENS, Replica, bring_up, hashes_of
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
 from kvstrata.kvcr import ConfigError, hooks
 from kvstrata.kvcr.hints import Endpoint, Hint, carrying
 from kvstrata.kvcr.store import KvcrStore
+
+from .ports import free_port
+from .replica import LAYOUTS, PAGE_TOKENS, Replica, bring_up, hashes_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
