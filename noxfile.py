@@ -27,10 +27,12 @@ except stackkit.StackError as fault:
     raise SystemExit(str(fault)) from fault
 
 SLICES = WORKSPACE.stacks.slices
-BASE = stackkit.Recipe((WORKSPACE.lock("runtime"), WORKSPACE.lock("tests")), ("torch==2.13.0",))
+BASE = stackkit.Recipe(
+    tuple(WORKSPACE.lock(name) for name in ("runtime", "tests", "demo")), ("torch==2.13.0",)
+)
 TOOLS = stackkit.Recipe((WORKSPACE.lock("tools"), WORKSPACE.lock("tests")))
 DOCS = stackkit.Recipe((WORKSPACE.lock("docs"),))
-SOURCES = [*(f"{entry.package}/src" for entry in SLICES.values()), "ci", "ci/host/src"]
+SOURCES = [*(f"{entry.package}/src" for entry in SLICES.values()), "ci", "ci/host/src", "tests/e2e"]
 VALIDATIONS = [entry.validation for entry in SLICES.values()]
 TESTED = ["tests-stack", "tests-host", *VALIDATIONS]
 DEMO_SLICE = "kvcr"

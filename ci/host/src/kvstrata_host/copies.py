@@ -25,10 +25,21 @@ _WORD = torch.int64
 def _copy_rows(
     dst: torch.Tensor, dst_rows: torch.Tensor, src: torch.Tensor, src_rows: torch.Tensor
 ) -> None:
-    """Copy rows between two byte matrices of one width; whole words where both sides allow it."""
-    if _is_wordwise(dst) and _is_wordwise(src):
-        dst, src = dst.view(_WORD), src.view(_WORD)
-    dst.index_copy_(0, dst_rows, src.index_select(0, src_rows))
+    """Copy rows between two byte matrices of one width."""
+    _scatter(dst, dst_rows, _gather(src, src_rows))
+
+
+def _gather(src: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows of a byte matrix, side by side; moved as whole words where the matrix allows it."""
+    if _is_wordwise(src):
+        return src.view(_WORD).index_select(0, rows).view(torch.uint8)
+    return src.index_select(0, rows)
+
+
+def _scatter(dst: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
+    if _is_wordwise(dst) and _is_wordwise(values):
+        dst, values = dst.view(_WORD), values.view(_WORD)
+    dst.index_copy_(0, rows, values)
 
 
 def _is_wordwise(rows: torch.Tensor) -> bool:
@@ -250,8 +261,8 @@ def transfer_kv_all_layer_direct_lf_pf(
         for layer_id in range(num_layers):
             src = src_ptrs[component * num_layers + layer_id]
             layer, page_bytes = _page_rows(dst, layer_id)
-            tokens = _rows(src, _item_bytes(src)).index_select(0, src_rows)
-            _copy_rows(layer, pages, tokens.view(-1, page_bytes), torch.arange(pages.numel()))
+            tokens = _gather(_rows(src, _item_bytes(src)), src_rows)
+            _scatter(layer, pages, tokens.view(-1, page_bytes))
 
 
 def transfer_kv_per_layer_direct_pf_lf(
@@ -267,8 +278,8 @@ def transfer_kv_per_layer_direct_pf_lf(
     for src, dst in zip(src_ptrs, dst_ptrs, strict=True):
         layer, _ = _page_rows(src, layer_id)
         item_size = _item_bytes(dst)
-        tokens = layer.index_select(0, pages).view(-1, item_size)
-        _copy_rows(_rows(dst, item_size), dst_rows, tokens, torch.arange(dst_rows.numel()))
+        tokens = _gather(layer, pages).view(-1, item_size)
+        _scatter(_rows(dst, item_size), dst_rows, tokens)
 
 
 def _item_bytes(layer: torch.Tensor) -> int:

@@ -23,6 +23,7 @@ from kvstrata_host.spec import Json, ServerSpec
 
 _LOOPBACK = "127.0.0.1"
 _TAIL_LINES = 40
+_LINE_LIMIT = 400
 _DECISIVE = re.compile(r"error|exception|refus|cannot|failed|no module|SystemExit|killed", re.I)
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})? (?P<value>\S+)$")
 
@@ -33,7 +34,9 @@ class ServerError(RuntimeError):
     def __init__(self, name: str, problem: str, log: Path) -> None:
         self.log = log
         self.tail = _tail(log)
-        decisive = [line for line in self.tail if _DECISIVE.search(line)][-5:]
+        decisive = [
+            line for line in self.tail if _DECISIVE.search(line) and "server_args=" not in line
+        ][-5:]
         lines = "".join(f"\n  {line}" for line in decisive or self.tail[-5:])
         super().__init__(f"server {name}: {problem}; log {log}{lines}")
 
@@ -358,7 +361,8 @@ def _tail(log: Path) -> tuple[str, ...]:
         text = log.read_text(errors="replace")
     except FileNotFoundError:
         return ()
-    return tuple(line for line in text.splitlines() if line.strip())[-_TAIL_LINES:]
+    lines = [line[:_LINE_LIMIT] for line in text.splitlines() if line.strip()]
+    return tuple(lines[-_TAIL_LINES:])
 
 
 def _generation(answer: Mapping[str, Json], first_s: float, latency_s: float) -> Generation:

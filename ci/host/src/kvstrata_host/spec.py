@@ -95,6 +95,7 @@ class ServerSpec:
             "--enable-metrics",
             "--disable-overlap-schedule",
             "--disable-cuda-graph",
+            "--sleep-on-idle",
             "--skip-server-warmup",
             *self.extra_args,
         )

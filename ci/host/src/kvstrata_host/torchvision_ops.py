@@ -41,9 +41,9 @@ def declare_missing_operators() -> tuple[str, ...]:
     namespace = torch.ops.torchvision
     missing = tuple(name for name in _OPERATORS if not hasattr(namespace, name))
     if missing:
-        library = torch.library.Library("torchvision", "FRAGMENT")
+        library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for name in missing:
-            library.define(f"{name}{_SCHEMA}")
+            library.define(f"{name}{_SCHEMA}")  # type: ignore[no-untyped-call]
         _libraries.append(library)
     return missing
 
