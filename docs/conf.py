@@ -15,7 +15,6 @@ html_theme = "furo"
 html_title = "kvstrata"
 html_static_path = ["_static"]
 html_copy_source = False
-myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 nitpicky = True
 copybutton_prompt_text = "$ "
