@@ -39,7 +39,7 @@ DEMO_SLICE = "kvcr"
 
 nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "virtualenv"
-nox.options.sessions = ["lint", "typecheck", *TESTED, "summary"]
+nox.options.sessions = ["lint", "typecheck", "docs", *TESTED, "summary"]
 
 
 def reported(run: Callable[[nox.Session], None]) -> Callable[[nox.Session], None]:

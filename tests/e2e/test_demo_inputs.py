@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo sends: prompts, hints and ports, and what it refuses on its command line."""
+"""What the demo sends: prompts and hints, and what it refuses on its command line."""
 
 import json
-import socket
 
 import pytest
 from demo import prompt
 from demo.__main__ import main
 from demo.hint import fetch_hint
-from demo.ports import free_ports
 
 
 def test_a_prompt_follows_from_its_name_and_the_seed_alone() -> None:
@@ -32,14 +30,6 @@ def test_a_hint_names_its_source_and_keeps_all_64_bits_of_a_hash() -> None:
         "block_hashes": [2**64 - 1, 5],
         "mode": "copy",
     }
-
-
-def test_ports_are_distinct_and_free() -> None:
-    ports = free_ports(9)
-    assert len(set(ports)) == 9
-    for port in ports:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize("count", ["100", "2047", "4096", "many"])

@@ -16,9 +16,8 @@ from .serverlog import Lines, ServerLog
 PAGE_SIZE_TOKENS = 16
 
 _LOOPBACK = "127.0.0.1"
-# SGLang would cast the weights to float16, and an idle scheduler would keep a core busy, which the
-# other replicas need.
-_EXTRA_ARGS = ("--dtype", "float32", "--sleep-on-idle")
+# SGLang would cast the weights to float16.
+_EXTRA_ARGS = ("--dtype", "float32")
 _CLEAR = "/hicache/storage-backend/clear"
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstrata_host import damage
+from kvstrata_host.ports import free_ports
 
 from . import prompt
 from .answer import Answer
 from .hint import fetch_hint, page_hashes
 from .outcome import Outcome
-from .ports import free_ports
 from .progress import Progress
 from .prompt import Tokens
 from .replica import PAGE_SIZE_TOKENS, Replica

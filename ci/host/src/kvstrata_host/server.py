@@ -19,6 +19,7 @@ from typing import Protocol
 
 import requests
 
+from kvstrata_host.ports import free_ports
 from kvstrata_host.spec import Json, ServerSpec
 
 _LOOPBACK = "127.0.0.1"
@@ -235,18 +236,19 @@ class Server:
         self.kill()
 
     def _claim_port(self) -> int:
+        port = self.spec.port or free_ports(1)[0]
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((_LOOPBACK, self.spec.port))
+                probe.bind((_LOOPBACK, port))
             except OSError as error:
                 raise PortInUseError(
                     self.spec.name,
-                    f"port {self.spec.port} cannot be used ({error.strerror}); "
+                    f"port {port} cannot be used ({error.strerror}); "
                     "choose another, or 0 for a free one",
                     self.spec.log,
                 ) from error
-            return int(probe.getsockname()[1])
+        return port
 
     def _wait_until_healthy(self) -> None:
         began = time.monotonic()
