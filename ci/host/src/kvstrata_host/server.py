@@ -167,7 +167,7 @@ class Server:
         }
         if custom_params is not None:
             sampling["custom_params"] = dict(custom_params)
-        body = {
+        body: dict[str, Json] = {
             "input_ids": list(input_ids),
             "sampling_params": sampling,
             "return_logprob": logprobs,
@@ -282,7 +282,7 @@ class Server:
             raise self._request_error(f"{path} failed ({error})") from error
 
     def _events(
-        self, path: str, body: Mapping[str, object], timeout_s: float
+        self, path: str, body: dict[str, Json], timeout_s: float
     ) -> Iterator[dict[str, Json]]:
         """The JSON documents of an event stream; `timeout_s` bounds the whole of it."""
         deadline = time.monotonic() + timeout_s
