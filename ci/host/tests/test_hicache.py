@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .pools import LAYERS, Tier, make_indexer
+from kvstrata_host.rank import LAYERS, Rank, make_indexer
 
 pytestmark = pytest.mark.integration
 
@@ -22,30 +22,33 @@ TOKENS = list(range(12))
 
 
 @pytest.fixture(params=[(kind, *path) for kind in KINDS for path in PATHS], ids="-".join)
-def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tier]:
+def rank(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Rank]:
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path))
     kind, layout, io_backend = request.param
-    tier = Tier(kind, layout, io_backend, tmp_path)
-    yield tier
-    tier.close()
+    rank = Rank(kind, layout, io_backend, storage_backend="file")
+    yield rank
+    rank.close()
 
 
 def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_kv_comes_back_from_storage_as_it_was(tier: Tier) -> None:
-    assert tier.host_pool.pin_memory is False
-    written = tier.back_up(TOKENS)
-    assert same(tier.restore(TOKENS), written)
+def test_kv_comes_back_from_storage_as_it_was(rank: Rank) -> None:
+    assert rank.host_pool.pin_memory is False
+    written = rank.back_up(TOKENS)
+    assert same(rank.restore(TOKENS)[1], written)
 
 
-def test_the_comparison_notices_a_damaged_file(tier: Tier, tmp_path: Path) -> None:
-    written = tier.back_up(TOKENS)
+def test_the_comparison_notices_a_damaged_file(rank: Rank, tmp_path: Path) -> None:
+    written = rank.back_up(TOKENS)
     file = next(path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 99)
     content = bytearray(file.read_bytes())
     content[40] ^= 0x40
     file.write_bytes(content)
-    assert not same(tier.restore(TOKENS), written)
+    assert not same(rank.restore(TOKENS)[1], written)
 
 
 @pytest.mark.parametrize(("layout", "io_backend"), PATHS)

@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from kvstrata.kvcr import ConfigError
-from kvstrata.kvcr.layout import HostPages
+from kvstrata.kvcr.layout import SUPPORTED_LAYOUTS, HostPages
+from kvstrata_host.rank import PAGE_TOKENS, Kind, make_pools
 
-from .replica import LAYOUTS, PAGE_TOKENS, make_pools
-
-KINDS = ("mha", "mla")
+KINDS: tuple[Kind, ...] = ("mha", "mla")
 
 
-@pytest.fixture(params=[(k, layout) for k in KINDS for layout, _ in LAYOUTS], ids="-".join)
+@pytest.fixture(params=[(k, layout) for k in KINDS for layout in SUPPORTED_LAYOUTS], ids="-".join)
 def pool(request: pytest.FixtureRequest) -> Any:
     return make_pools(*request.param)[1]
 
@@ -69,7 +68,7 @@ def test_the_dram_budget_holds_whole_pages(pool: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_layer_first_pages_are_refused_with_the_flag_to_set(kind: str) -> None:
+def test_layer_first_pages_are_refused_with_the_flag_to_set(kind: Kind) -> None:
     pool = make_pools(kind, "layer_first")[1]
     with pytest.raises(ConfigError, match="--hicache-mem-layout is 'layer_first'") as caught:
         HostPages.of("kv", pool)

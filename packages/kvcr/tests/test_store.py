@@ -16,12 +16,12 @@ from kvstrata.kvcr import ConfigError, hooks
 from kvstrata.kvcr.hints import Endpoint, Hint, carrying
 from kvstrata.kvcr.store import KvcrStore
 from kvstrata_host.ports import free_ports
-
-from .replica import LAYOUTS, PAGE_TOKENS, Replica, bring_up, hashes_of
+from kvstrata_host.rank import PAGE_TOKENS, Kind, Rank, bring_up, make_pools, page_hashes
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 TOKENS = list(range(8 * PAGE_TOKENS))
+PATHS = (("page_first", "kernel"), ("page_first_direct", "direct"))
 PAGES = len(TOKENS) // PAGE_TOKENS
 
 
@@ -37,9 +37,17 @@ def settings(**changes: object) -> dict[str, object]:
     } | changes
 
 
+class Replica(Rank):
+    """One rank with the backend under test."""
+
+    def __init__(self, kind: Kind, path: tuple[str, str], settings: dict[str, object]) -> None:
+        super().__init__(kind, *path, storage_backend="kvcr", extra_config=settings)
+        self.settings = settings
+
+
 @contextmanager
-def running(kind: str = "mha", layout: int = 0, **changes: object) -> Iterator[Replica]:
-    made = Replica(kind, *LAYOUTS[layout], settings(**changes))
+def running(kind: Kind = "mha", layout: int = 0, **changes: object) -> Iterator[Replica]:
+    made = Replica(kind, PATHS[layout], settings(**changes))
     try:
         yield made
     finally:
@@ -49,7 +57,7 @@ def running(kind: str = "mha", layout: int = 0, **changes: object) -> Iterator[R
 def hint_to(source: Replica, tokens: list[int]) -> str:
     payload = {
         "source_control_endpoint": f"tcp://127.0.0.1:{source.settings['control_port']}",
-        "block_hashes": [int(page[:16], 16) for page in hashes_of(tokens)],
+        "block_hashes": [int(page[:16], 16) for page in page_hashes(tokens)],
         "mode": "copy",
     }
     action = {"action_type": "kv.fetch", "action_version": "1.0", "payload": payload}
@@ -60,9 +68,9 @@ def equal(restored: list[torch.Tensor], written: list[torch.Tensor]) -> bool:
     return len(restored) == len(written) and all(map(torch.equal, restored, written))
 
 
-@pytest.mark.parametrize("layout", range(len(LAYOUTS)), ids=[name for name, _ in LAYOUTS])
+@pytest.mark.parametrize("layout", range(len(PATHS)), ids=[name for name, _ in PATHS])
 @pytest.mark.parametrize("kind", ["mha", "mla"])
-def test_kv_backed_up_by_sglang_comes_back_byte_for_byte(kind: str, layout: int) -> None:
+def test_kv_backed_up_by_sglang_comes_back_byte_for_byte(kind: Kind, layout: int) -> None:
     with running(kind, layout) as own:
         written = own.back_up(TOKENS)
         restored, kv = own.restore(TOKENS)
@@ -86,7 +94,7 @@ def test_a_longer_prompt_restores_the_pages_that_are_held() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mha", "mla"])
-def test_kv_is_restored_from_another_replica_by_the_hint_of_a_request(kind: str) -> None:
+def test_kv_is_restored_from_another_replica_by_the_hint_of_a_request(kind: Kind) -> None:
     with running(kind) as source, running(kind) as target:
         written = source.back_up(TOKENS)
         assert target.restore(TOKENS) == (0, [])
@@ -160,14 +168,14 @@ def test_no_failure_inside_the_store_reaches_sglangs_threads(
         indices = own.host_pool.alloc(PAGE_TOKENS)
         with monkeypatch.context() as broken:
             broken.setattr(own.store._runner, "deposit", fail)
-            assert own.store.batch_set_v1(hashes_of(TOKENS[:PAGE_TOKENS]), indices) == [False]
+            assert own.store.batch_set_v1(page_hashes(TOKENS[:PAGE_TOKENS]), indices) == [False]
 
 
 def test_a_page_named_twice_or_keys_without_pages_are_misses_before_any_io(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with running() as own:
-        page = hashes_of(TOKENS)[0]
+        page = page_hashes(TOKENS)[0]
         two = own.host_pool.alloc(2 * PAGE_TOKENS)
         calls: list[object] = []
         for method in ("deposit", "deliver"):
@@ -206,7 +214,7 @@ def test_the_backend_can_be_detached_and_attached_again_on_the_same_ports() -> N
 def test_a_closed_store_is_a_miss() -> None:
     with running() as own:
         store, indices = own.store, own.host_pool.alloc(PAGE_TOKENS)
-        page = hashes_of(TOKENS)[:1]
+        page = page_hashes(TOKENS)[:1]
         own.controller.detach_storage_backend()
         store.close()
         assert store.batch_exists(page) == 0
@@ -255,22 +263,22 @@ def test_what_is_not_supported_is_refused_at_start_by_name(
 
 def test_a_wrong_layout_is_refused_at_start() -> None:
     with pytest.raises(ConfigError, match="layer_first"):
-        Replica("mha", "layer_first", "direct", settings())
+        Replica("mha", ("layer_first", "direct"), settings())
 
 
 def test_a_port_in_use_is_refused_at_start() -> None:
     with running() as first, pytest.raises(ConfigError, match="control_port"):
-        Replica("mha", *LAYOUTS[0], settings(control_port=first.settings["control_port"]))
+        Replica("mha", PATHS[0], settings(control_port=first.settings["control_port"]))
 
 
 def test_a_tier_smaller_than_a_page_is_refused_at_start() -> None:
     with pytest.raises(ConfigError, match="at least one page"):
-        Replica("mha", *LAYOUTS[0], settings(dram_bytes=16))
+        Replica("mha", PATHS[0], settings(dram_bytes=16))
 
 
 def test_another_host_pool_than_kv_is_refused_at_start() -> None:
     with running() as own:
-        other = Replica("mla", *LAYOUTS[0], backend=None).host_pool
+        other = make_pools("mla", "page_first")[1]
         with pytest.raises(ConfigError, match="'swa'"):
             own.store.register_mem_host_pool_v2(other, "swa")
 
@@ -299,7 +307,7 @@ def test_ranks_find_their_counterparts_by_port(
 def test_only_the_leading_pages_count_as_existing() -> None:
     with running() as own:
         own.back_up(TOKENS)
-        pages = hashes_of(TOKENS)
+        pages = page_hashes(TOKENS)
         assert own.store.batch_exists(pages) == PAGES
         assert own.store.batch_exists([*pages[:2], "00" * 32, *pages[3:]]) == 2
         assert own.store.batch_exists([]) == 0

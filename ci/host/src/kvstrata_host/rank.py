@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's own pools and controller in this process, on a CPU."""
+"""One rank of a server in this process: SGLang's own pools and HiCache controller, on a CPU.
+
+For tests of storage backends that need no model and no HTTP. SGLang's plugins are loaded once per
+process, all that SGLANG_PLUGINS allows.
+"""
+
+from __future__ import annotations
 
 import os
 import tempfile
 import threading
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-os.environ.setdefault("SGLANG_PLATFORM", "kvstrata_host")
+from kvstrata_host.plugin import PLATFORM
+
+os.environ.setdefault("SGLANG_PLATFORM", PLATFORM)
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# What SGLang's imports warn about is not under test here.
+# What SGLang's imports warn about is nobody's concern here.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
@@ -27,8 +35,13 @@ with warnings.catch_warnings():
     from sglang.srt.mem_cache.hicache_storage import PoolName
     from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
     from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import build_pool_entry
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+    from sglang.srt.mem_cache.memory_pool import (
+        DSATokenToKVPool,
+        MHATokenToKVPool,
+        MLATokenToKVPool,
+    )
     from sglang.srt.mem_cache.pool_host import HostPoolGroup
+    from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost
     from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
     from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
     from sglang.srt.mem_cache.utils import get_storage_hash_str
@@ -38,7 +51,14 @@ with warnings.catch_warnings():
 PAGE_TOKENS = 4
 DEVICE_TOKENS = 64
 LAYERS = 3
-LAYOUTS = (("page_first", "kernel"), ("page_first_direct", "direct"))
+
+Kind = Literal["mha", "mla"]
+
+_WAIT_S = 20.0
+
+
+class RankError(RuntimeError):
+    """SGLang's controller did something else than it was asked for."""
 
 
 @cache
@@ -57,34 +77,66 @@ def bring_up() -> None:
     initialize_model_parallel()
 
 
-def make_pools(kind: str, layout: str) -> tuple[Any, Any]:
-    """A device pool and its host pool of twice the size."""
+def make_pools(kind: Kind, layout: str) -> tuple[Any, Any]:
+    """A device pool and a host pool of twice its size; the host pool asks for pinned memory."""
     bring_up()
     if kind == "mha":
         device = MHATokenToKVPool(
-            DEVICE_TOKENS, PAGE_TOKENS, torch.float32, 2, 8, LAYERS, "cpu", False
+            DEVICE_TOKENS,
+            PAGE_TOKENS,
+            torch.float32,
+            2,
+            8,
+            LAYERS,
+            "cpu",
+            enable_memory_saver=False,
         )
-        return device, MHATokenToKVPoolHost(device, 2.0, 0, PAGE_TOKENS, layout, pin_memory=False)
+        return device, MHATokenToKVPoolHost(device, 2.0, 0, PAGE_TOKENS, layout, pin_memory=True)
     device = MLATokenToKVPool(
-        DEVICE_TOKENS, PAGE_TOKENS, torch.bfloat16, 16, 8, LAYERS, "cpu", False
+        DEVICE_TOKENS, PAGE_TOKENS, torch.bfloat16, 16, 8, LAYERS, "cpu", enable_memory_saver=False
     )
-    return device, MLATokenToKVPoolHost(device, 2.0, 0, PAGE_TOKENS, layout, pin_memory=False)
+    return device, MLATokenToKVPoolHost(device, 2.0, 0, PAGE_TOKENS, layout, pin_memory=True)
 
 
-@dataclass
-class Replica:
-    """A HiCache controller with its pools, as one rank of a server has them."""
+def make_indexer(layout: str) -> tuple[Any, Any]:
+    """A DSA device pool and the host pool of its indexer."""
+    bring_up()
+    device = DSATokenToKVPool(
+        64,
+        page_size=64,
+        kv_lora_rank=512,
+        dtype=torch.bfloat16,
+        qk_rope_head_dim=64,
+        layer_num=LAYERS,
+        device="cpu",
+        index_head_dim=128,
+        enable_memory_saver=False,
+        kv_cache_dim=576,
+    )
+    anchor = MLATokenToKVPoolHost(device, 2.0, 0, 64, layout, pin_memory=True)
+    return device, DSAIndexerPoolHost(device, anchor, layout, pin_memory=True)
 
-    kind: str
-    layout: str
-    io_backend: str
-    settings: dict[str, object] = field(default_factory=dict)
-    backend: str | None = "kvcr"
 
-    def __post_init__(self) -> None:
-        self.device_pool, self.host_pool = make_pools(self.kind, self.layout)
+class Rank:
+    """A HiCache controller with its pools; `storage_backend` None leaves storage out."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        layout: str,
+        io_backend: str,
+        *,
+        storage_backend: str | None,
+        extra_config: Mapping[str, object] | None = None,
+    ) -> None:
+        self.device_pool, self.host_pool = make_pools(kind, layout)
         self.allocator = PagedTokenToKVPoolAllocator(
-            DEVICE_TOKENS, PAGE_TOKENS, self.device_pool.dtype, "cpu", self.device_pool, False
+            DEVICE_TOKENS,
+            PAGE_TOKENS,
+            self.device_pool.dtype,
+            "cpu",
+            self.device_pool,
+            need_sort=False,
         )
         entry = build_pool_entry(
             name=PoolName.KV,
@@ -101,18 +153,19 @@ class Replica:
             dist.group.WORLD,
             threading.Event(),
             write_policy="write_through",
-            io_backend=self.io_backend,
-            storage_backend=self.backend,
+            io_backend=io_backend,
+            storage_backend=storage_backend,
             prefetch_threshold=PAGE_TOKENS,
             model_name="tiny",
-            storage_backend_extra_config=dict(self.settings),
+            storage_backend_extra_config=dict(extra_config or {}),
         )
 
     @property
-    def store(self) -> Any:
+    def store(self) -> Any:  # noqa: ANN401 - a storage backend of SGLang, which ships no types
         return self.controller.storage_backend
 
     def buffers(self) -> list[torch.Tensor]:
+        """The device pool's buffers, layer by layer."""
         pool = self.device_pool
         buffers: list[torch.Tensor] = (
             pool.k_buffer + pool.v_buffer if hasattr(pool, "k_buffer") else pool.kv_buffer
@@ -120,43 +173,36 @@ class Replica:
         return buffers
 
     def back_up(self, tokens: list[int]) -> list[torch.Tensor]:
-        """Put random KV of tokens on the device, and from there into storage; returns the KV."""
+        """Random KV of tokens, from the device into storage and nowhere else; returns the KV."""
         controller, indices = self.controller, self.allocator.alloc(len(tokens))
         for buffer in self.buffers():
             buffer[indices] = torch.randn(buffer[indices].shape).to(buffer.dtype)
         written = [buffer[indices].clone() for buffer in self.buffers()]
         host_indices = controller.write(indices)
         controller.ack_write_queue.pop(0).finish_event.synchronize()
-        controller.write_storage(host_indices, tokens, hashes_of(tokens))
-        operation = controller.ack_backup_queue.get(timeout=20)
-        assert operation.completed_tokens == len(tokens)
+        controller.write_storage(host_indices, tokens, page_hashes(tokens))
+        backed_up = controller.ack_backup_queue.get(timeout=_WAIT_S).completed_tokens
+        if backed_up != len(tokens):
+            raise RankError(f"{backed_up} of {len(tokens)} tokens were backed up")
         controller.evict_host(host_indices)
         self.allocator.free(indices)
-        self.forget()
-        return written
-
-    def forget(self) -> None:
-        """Wipe what device and host memory hold."""
+        self.host_pool.kv_buffer.zero_()
         for buffer in self.buffers():
             buffer.zero_()
-        self.host_pool.kv_buffer.zero_()
+        return written
 
     def restore(self, tokens: list[int]) -> tuple[int, list[torch.Tensor]]:
-        """Prefetch tokens from storage and load them; the number restored and their KV."""
+        """Prefetch tokens from storage and load them to the device: how many, and their KV."""
         controller = self.controller
         controller.prefetch(CacheRequestHandle("request", 0), tokens)
-        hit = controller.prefetch_hit_queue.get(timeout=20)
+        hit = controller.prefetch_hit_queue.get(timeout=_WAIT_S)
         if hit.storage_hit_count == 0:
             return 0, []
         hit.host_indices = self.host_pool.alloc(hit.storage_hit_count)
         controller.prefetch_buffer.put(hit)
         completed = 0
-        while True:
-            ack = controller.ack_prefetch_queue.get(timeout=20)
-            if ack.completed_tokens is not None:
-                completed = ack.completed_tokens
-            if ack.completed_req:
-                break
+        while not (ack := controller.ack_prefetch_queue.get(timeout=_WAIT_S)).completed_req:
+            completed = completed if ack.completed_tokens is None else ack.completed_tokens
         if completed == 0:
             return 0, []
         indices = controller.load(hit.host_indices[:completed])
@@ -169,8 +215,7 @@ class Replica:
             self.controller.detach_storage_backend()
 
 
-def hashes_of(tokens: list[int]) -> list[str]:
+def page_hashes(tokens: list[int]) -> list[str]:
     """SGLang's page hashes of a prompt."""
-    hashes = get_storage_hash_str(tokens, None, page_size=PAGE_TOKENS)
-    assert isinstance(hashes, list)
+    hashes: list[str] = get_storage_hash_str(tokens, None, page_size=PAGE_TOKENS)
     return hashes
