@@ -177,6 +177,8 @@ class Server:
             (time.monotonic() - began, event)
             for event in self._events("/generate", body, timeout_s)
         ]
+        if not arrivals:
+            raise self._request_error("/generate answered nothing")
         (first_s, _), (latency_s, answer) = arrivals[0], arrivals[-1]
         try:
             return _generation(answer, first_s, latency_s)
