@@ -27,17 +27,19 @@ except stackkit.StackError as fault:
     raise SystemExit(str(fault)) from fault
 
 SLICES = WORKSPACE.stacks.slices
-BASE = stackkit.Recipe((WORKSPACE.lock("runtime"), WORKSPACE.lock("tests")), ("torch==2.13.0",))
+BASE = stackkit.Recipe(
+    tuple(WORKSPACE.lock(name) for name in ("runtime", "tests", "demo")), ("torch==2.13.0",)
+)
 TOOLS = stackkit.Recipe((WORKSPACE.lock("tools"), WORKSPACE.lock("tests")))
 DOCS = stackkit.Recipe((WORKSPACE.lock("docs"),))
-SOURCES = [*(f"{entry.package}/src" for entry in SLICES.values()), "ci", "ci/host/src"]
+SOURCES = [*(f"{entry.package}/src" for entry in SLICES.values()), "ci", "ci/host/src", "tests/e2e"]
 VALIDATIONS = [entry.validation for entry in SLICES.values()]
-TESTED = ["tests-stack", "tests-host", *VALIDATIONS]
+TESTED = ["tests-stack", "tests-host", *VALIDATIONS, "tests-e2e"]
 DEMO_SLICE = "kvcr"
 
 nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "virtualenv"
-nox.options.sessions = ["lint", "typecheck", *TESTED, "summary"]
+nox.options.sessions = ["lint", "typecheck", "docs", *TESTED, "summary"]
 
 
 def reported(run: Callable[[nox.Session], None]) -> Callable[[nox.Session], None]:
@@ -124,6 +126,11 @@ for each in SLICES:
     add_validate(each, builds_of(each))
 
 
+def install_demo(over: stackkit.Layer) -> None:
+    packages = [WORKSPACE.package(entry.id) for entry in WORKSPACE.stacks.closure(DEMO_SLICE)]
+    stackkit.install(WORKSPACE, [WORKSPACE.host, *packages], over)
+
+
 @nox.session(name="tests-host", requires=["base", BUILD_HOST])
 @reported
 def tests_host(session: nox.Session) -> None:
@@ -137,7 +144,16 @@ def tests_stack(session: nox.Session) -> None:
     """Test the stack files and the sessions themselves."""
     made = make(session, "tools", TOOLS)
     over = stackkit.Layer(made, made, {"PYTHONPATH": str(ROOT / "ci")})
-    conclude(session, stackkit.run_stack_tests(WORKSPACE, over))
+    conclude(session, stackkit.run_repository_tests(WORKSPACE, "stack", over))
+
+
+@nox.session(name="tests-e2e", requires=["base", *builds_of(DEMO_SLICE)])
+@reported
+def tests_e2e(session: nox.Session) -> None:
+    """Test that the demo proves its own claims, without its servers."""
+    over = layer(session)
+    install_demo(over)
+    conclude(session, stackkit.run_repository_tests(WORKSPACE, "e2e", over))
 
 
 @nox.session(requires=["base", *builds_of(DEMO_SLICE)])
@@ -145,8 +161,7 @@ def tests_stack(session: nox.Session) -> None:
 def demo(session: nox.Session) -> None:
     """Two real SGLang servers share a prefix through KVCR; see build/demo/."""
     over = layer(session)
-    packages = [WORKSPACE.package(entry.id) for entry in WORKSPACE.stacks.closure(DEMO_SLICE)]
-    stackkit.install(WORKSPACE, [WORKSPACE.host, *packages], over)
+    install_demo(over)
     folder = ROOT / "tests" / "e2e"
     arguments = ["--output", str(ROOT / "build" / "demo"), *session.posargs]
     if over.run("-m", "demo", *arguments, cwd=folder) != 0:

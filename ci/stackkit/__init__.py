@@ -11,7 +11,7 @@ from .validation import (
     ValidationError,
     gather,
     install,
-    run_stack_tests,
+    run_repository_tests,
     validate,
     validate_host,
 )
@@ -47,7 +47,7 @@ __all__ = [
     "install",
     "load",
     "run_gates",
-    "run_stack_tests",
+    "run_repository_tests",
     "table",
     "validate",
     "validate_host",

@@ -54,12 +54,12 @@ def validate_host(workspace: Workspace, layer: Layer) -> SessionResult:
     return SessionResult(session="tests-host", packages=digests, gates=results)
 
 
-def run_stack_tests(workspace: Workspace, layer: Layer) -> SessionResult:
-    """Run tests/stack in place."""
-    gates = [_whole("tests-stack")]
-    tests = workspace.root / "tests" / "stack"
+def run_repository_tests(workspace: Workspace, kind: str, layer: Layer) -> SessionResult:
+    """Run the tests that cross packages, tests/<kind>, in place."""
+    gates = [_whole(f"tests-{kind}")]
+    tests = workspace.root / "tests" / kind
     results = run_gates(gates, tests, layer, settings=workspace.settings, cwd=workspace.root)
-    return SessionResult(session="tests-stack", packages={}, gates=results)
+    return SessionResult(session=f"tests-{kind}", packages={}, gates=results)
 
 
 def gather(workspace: Workspace, sessions: Sequence[str]) -> list[SessionResult]:

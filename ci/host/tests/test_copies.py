@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference import COPIES_UNDER_TEST, Copy, Pool, Shape
 
 from kvstrata_host.copies import COPIES
+
+from .reference import COPIES_UNDER_TEST, Copy, Pool, Shape
 
 SHAPES = (
     Shape(pages=5, page_size=1, layers=2, item=(1, 8), dtype=torch.float32),

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from pools import LAYERS, Tier, make_indexer
+
+from .pools import LAYERS, Tier, make_indexer
 
 pytestmark = pytest.mark.integration
 
@@ -22,7 +23,8 @@ TOKENS = list(range(12))
 
 @pytest.fixture(params=[(kind, *path) for kind in KINDS for path in PATHS], ids="-".join)
 def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tier]:
-    tier = Tier(*request.param, tmp_path)
+    kind, layout, io_backend = request.param
+    tier = Tier(kind, layout, io_backend, tmp_path)
     yield tier
     tier.close()
 

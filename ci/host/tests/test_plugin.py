@@ -77,12 +77,11 @@ def test_pinned_memory_is_turned_off_however_it_was_asked_for() -> None:
         del self, layout, pin_memory, device
 
     unpin = plugin.without_pinning(init)
-    for call in (
-        lambda: unpin(1, "lf"),
-        lambda: unpin(1, "lf", True),
-        lambda: unpin(1, "lf", pin_memory=True),
+    for args, kwargs in (
+        unpin(1, "lf"),
+        unpin(1, "lf", True),
+        unpin(1, "lf", pin_memory=True),
     ):
-        args, kwargs = call()
         bound = inspect.signature(init).bind(*args, **kwargs)
         assert bound.arguments == {"self": 1, "layout": "lf", "pin_memory": False}
 

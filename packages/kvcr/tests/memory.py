@@ -53,7 +53,8 @@ class PageMemory:
         self._parts[:, page] = contents.reshape(PARTS, -1)
 
     def read(self, page: int) -> Bytes:
-        return self._parts[:, page].reshape(-1).copy()
+        contents: Bytes = self._parts[:, page].reshape(-1).copy()
+        return contents
 
     def clear(self) -> None:
         self._parts[:] = 0

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A KVCR source in a process of its own: deposits pattern pages, then answers until told to end.
 
-Run as: python peer.py <control port> <nixl port> <page bytes> <pages>
+Run as: python -m tests.peer <control port> <nixl port> <page bytes> <pages>
 """
 
 import sys
 
-from memory import PageMemory, deadlines, pattern
-
 from kvstrata.kvcr.runner import Runner, RunnerAddress
+
+from .memory import PageMemory, deadlines, pattern
 
 
 def main() -> None:

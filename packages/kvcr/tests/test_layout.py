@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from replica import LAYOUTS, PAGE_TOKENS, make_pools
 
 from kvstrata.kvcr import ConfigError
 from kvstrata.kvcr.layout import HostPages
+
+from .replica import LAYOUTS, PAGE_TOKENS, make_pools
 
 KINDS = ("mha", "mla")
 

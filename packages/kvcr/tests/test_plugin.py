@@ -19,7 +19,6 @@ from kvstrata_host.spec import ServerSpec
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
-HERE = Path(__file__).parent
 DISTRIBUTION = "kvstrata-kvcr"
 
 # Prints what a process sees of SGLang: where each hooked function is defined, and the choices.
@@ -60,7 +59,6 @@ def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
             **os.environ,
             "SGLANG_PLATFORM": "kvstrata_host",
             "TRITON_INTERPRET": "1",
-            "PYTHONPATH": str(HERE),
             **environment,
         },
         capture_output=True,

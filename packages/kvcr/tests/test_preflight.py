@@ -49,7 +49,9 @@ def test_a_port_in_use_is_refused_by_its_setting() -> None:
     check_port_free("control_port", "127.0.0.1", port)
 
 
-@pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 28500), ("127.0.0.1", 70_000)])
+@pytest.mark.parametrize(
+    ("host", "port"), [("192.0.2.1", 28500), ("::1", 28500), ("127.0.0.1", 70_000)]
+)
 def test_an_address_that_cannot_be_bound_is_refused(host: str, port: int) -> None:
     with pytest.raises(ConfigError, match="Choose another control_port"):
         check_port_free("control_port", host, port)

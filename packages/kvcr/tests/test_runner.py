@@ -14,34 +14,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvcr.types import CacheTier
-from memory import PageMemory, deadlines, key, page_hash, pattern
-from ports import free_port
 
 from kvstrata.kvcr import StartupError
 from kvstrata.kvcr.hints import Endpoint, Hint
 from kvstrata.kvcr.peers import PeerProbe
 from kvstrata.kvcr.runner import Runner, RunnerAddress
+from kvstrata_host.ports import free_ports
+
+from .memory import PageMemory, deadlines, key, page_hash, pattern
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 PAGE_BYTES = 64 << 10
 PAGES = 32
 DRAM_PAGES = 8
-HERE = Path(__file__).parent
 
 
 def reached_at(name: str) -> RunnerAddress:
-    return RunnerAddress(name, "127.0.0.1", "127.0.0.1", free_port(), free_port())
+    return RunnerAddress(name, "127.0.0.1", "127.0.0.1", *free_ports(2))
 
 
 class Peer:
     """A source with PAGES pages, in a process of its own."""
 
     def __init__(self) -> None:
-        self.endpoint = Endpoint("127.0.0.1", free_port())
-        arguments = [self.endpoint.port, free_port(), PAGE_BYTES, PAGES]
+        self.endpoint = Endpoint("127.0.0.1", free_ports(1)[0])
+        arguments = [self.endpoint.port, free_ports(1)[0], PAGE_BYTES, PAGES]
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "peer.py"), *map(str, arguments)],
+            [sys.executable, "-m", "tests.peer", *map(str, arguments)],
+            cwd=Path(__file__).parents[1],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

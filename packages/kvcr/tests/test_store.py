@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from ports import free_port
-from replica import LAYOUTS, PAGE_TOKENS, Replica, bring_up, hashes_of
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
 from kvstrata.kvcr import ConfigError, hooks
 from kvstrata.kvcr.hints import Endpoint, Hint, carrying
 from kvstrata.kvcr.store import KvcrStore
+from kvstrata_host.ports import free_ports
+
+from .replica import LAYOUTS, PAGE_TOKENS, Replica, bring_up, hashes_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -27,8 +28,8 @@ PAGES = len(TOKENS) // PAGE_TOKENS
 def settings(**changes: object) -> dict[str, object]:
     return {
         "dram_bytes": "4MiB",
-        "control_port": free_port(),
-        "nixl_port": free_port(),
+        "control_port": free_ports(1)[0],
+        "nixl_port": free_ports(1)[0],
         "model_id": "tiny weights",
         "operation_timeout_seconds": 2,
         "abandon_timeout_seconds": 4,

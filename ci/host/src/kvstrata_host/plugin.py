@@ -16,6 +16,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
+from kvstrata_host import damage
 from kvstrata_host.copies import COPIES
 
 PLATFORM = "kvstrata_host"
@@ -83,9 +84,9 @@ def verify() -> None:
             f"add {PLATFORM} to SGLANG_PLUGINS or unset it"
         )
     for target, original in _unhooked.items():
-        if pkgutil.resolve_name(target).__init__ is original:
+        if pkgutil.resolve_name(target) is original:
             raise HostSetupError(
-                f"SGLang did not apply the hook on {target}.__init__; its log has the reason"
+                f"SGLang did not apply the hook on {target}; its log has the reason"
             )
 
 
@@ -109,7 +110,17 @@ def _register_hooks() -> None:
     for target in PINNED_POOLS:
         init = _resolve(target).__init__
         HookRegistry.register(f"{target}.__init__", without_pinning(init), HookType.BEFORE)
-        _unhooked[target] = init
+        _unhooked[f"{target}.__init__"] = init
+    if _damage_requested():
+        _unhooked[damage.TARGET] = pkgutil.resolve_name(damage.TARGET)
+        HookRegistry.register(damage.TARGET, damage.damage_restored, HookType.AFTER)
+
+
+def _damage_requested() -> bool:
+    try:
+        return damage.requested()
+    except ValueError as error:
+        raise HostSetupError(str(error)) from error
 
 
 def _selected() -> bool:

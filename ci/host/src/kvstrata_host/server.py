@@ -19,6 +19,7 @@ from typing import Protocol
 
 import requests
 
+from kvstrata_host.ports import free_ports
 from kvstrata_host.spec import Json, ServerSpec
 
 _LOOPBACK = "127.0.0.1"
@@ -166,7 +167,7 @@ class Server:
         }
         if custom_params is not None:
             sampling["custom_params"] = dict(custom_params)
-        body = {
+        body: dict[str, Json] = {
             "input_ids": list(input_ids),
             "sampling_params": sampling,
             "return_logprob": logprobs,
@@ -237,18 +238,19 @@ class Server:
         self.kill()
 
     def _claim_port(self) -> int:
+        port = self.spec.port or free_ports(1)[0]
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((_LOOPBACK, self.spec.port))
+                probe.bind((_LOOPBACK, port))
             except OSError as error:
                 raise PortInUseError(
                     self.spec.name,
-                    f"port {self.spec.port} cannot be used ({error.strerror}); "
+                    f"port {port} cannot be used ({error.strerror}); "
                     "choose another, or 0 for a free one",
                     self.spec.log,
                 ) from error
-            return int(probe.getsockname()[1])
+        return port
 
     def _wait_until_healthy(self) -> None:
         began = time.monotonic()
@@ -282,7 +284,7 @@ class Server:
             raise self._request_error(f"{path} failed ({error})") from error
 
     def _events(
-        self, path: str, body: Mapping[str, object], timeout_s: float
+        self, path: str, body: dict[str, Json], timeout_s: float
     ) -> Iterator[dict[str, Json]]:
         """The JSON documents of an event stream; `timeout_s` bounds the whole of it."""
         deadline = time.monotonic() + timeout_s

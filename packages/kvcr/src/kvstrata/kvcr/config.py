@@ -50,7 +50,7 @@ class KvcrConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     allowed_peers: Annotated[
         tuple[Host, ...],
-        Meta(description="Hosts that hints may name, as host or host:port; empty means any."),
+        Meta(description="Hosts that hints may name, as host or host:port; empty means any IP."),
     ] = ()
     model_id: Annotated[
         str, Meta(description="Name of the weights; empty means derived from the model's files.")

@@ -6,6 +6,7 @@ raises. Wire form: the ``kv.fetch`` 1.0 action of the KV hint protocol 0.1, whic
 and others produce.
 """
 
+import ipaddress
 import logging
 import re
 import time
@@ -20,8 +21,8 @@ from msgspec import Meta
 
 logger = logging.getLogger(__name__)
 
-MAX_HINT_BYTES = 256 << 10
-"""Largest hint that is looked at, in bytes of JSON."""
+MAX_HINT_CHARACTERS = 256 << 10
+"""Largest hint that is looked at, in characters of JSON."""
 
 MAX_ACTIONS = 16
 MAX_HASHES = 8192
@@ -29,7 +30,8 @@ MAX_HASHES = 8192
 CUSTOM_PARAM = "kv_hints"
 """Key of ``sampling_params.custom_params`` that carries a hint on SGLang 0.5.20."""
 
-_ENDPOINT = re.compile(r"tcp://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:]{2,45}\]):([0-9]{1,5})")
+# KVCR 0.1.1 listens on IPv4 alone.
+_ENDPOINT = re.compile(r"tcp://([A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
 
 
 class _Payload(msgspec.Struct, forbid_unknown_fields=True):
@@ -120,7 +122,7 @@ class HintPolicy:
 
     Args:
         trusted: whether hints that came with a request are followed at all.
-        allowed_peers: ``host`` or ``host:port`` of the sources; empty allows every one.
+        allowed_peers: ``host`` or ``host:port`` of the sources; empty allows every IP address.
     """
 
     trusted: bool
@@ -144,9 +146,8 @@ class HintPolicy:
     def _read(self, raw: object) -> tuple[Hint | None, str]:
         if not isinstance(raw, str):
             return None, f"expected JSON text, got {type(raw).__name__}"
-        # One character is at least one byte, so a longer text need not be encoded to be refused.
-        if len(raw) > MAX_HINT_BYTES:
-            return None, f"more than {MAX_HINT_BYTES} bytes"
+        if len(raw) > MAX_HINT_CHARACTERS:
+            return None, f"more than {MAX_HINT_CHARACTERS} characters"
         try:
             envelope = msgspec.json.decode(raw, type=_Envelope)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -174,17 +175,22 @@ class HintPolicy:
         if source is None:
             return None, "source_control_endpoint is not tcp://host:port"
         if not self._allows(source):
-            return None, f"{source} is not in allowed_peers"
+            return None, f"{source} is neither in allowed_peers nor, with that unset, an IP address"
         return Hint(source, frozenset(payload.block_hashes)), ""
 
     def _allows(self, source: Endpoint) -> bool:
-        return not self.allowed_peers or not {
-            source.host,
-            f"{source.host}:{source.port}",
-        }.isdisjoint(self.allowed_peers)
+        if self.allowed_peers:
+            named = {source.host, f"{source.host}:{source.port}"}
+            return not named.isdisjoint(self.allowed_peers)
+        # Looking up a name that a client made up can hold a storage thread for many seconds.
+        try:
+            ipaddress.IPv4Address(source.host)
+        except ValueError:
+            return False
+        return True
 
 
-def hint_in(custom_params: object) -> str | None:
+def hint_in(custom_params: object) -> object:
     """The raw hint among a request's custom parameters, or None."""
     if not isinstance(custom_params, Mapping):
         return None

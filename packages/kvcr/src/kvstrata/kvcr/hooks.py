@@ -48,11 +48,15 @@ def use_zero_copy(controller: "HiCacheController") -> None:
 
 
 def take_hint_from_request(
-    original: Callable[..., None], scheduler: "Scheduler", req: "Req", *args: object
+    original: Callable[..., None],
+    scheduler: "Scheduler",
+    req: "Req",
+    *args: object,
+    **kwargs: object,
 ) -> None:
     """AROUND the scheduler's prefetch of a request."""
     with carrying(hint_in(req.sampling_params.custom_params)):
-        original(scheduler, req, *args)
+        original(scheduler, req, *args, **kwargs)
 
 
 def keep_hint_on_operation(

@@ -56,5 +56,4 @@ class PeerProbe:
         return False
 
     def _connect(self, peer: Endpoint) -> None:
-        address = (peer.host.strip("[]"), peer.port)
-        socket.create_connection(address, self.timeout_seconds).close()
+        socket.create_connection((peer.host, peer.port), self.timeout_seconds).close()

@@ -45,12 +45,11 @@ def check_page_hash() -> None:
 
 
 def check_port_free(setting: str, host: str, port: int) -> None:
-    """Raise ConfigError if a TCP port cannot be listened on; an empty host is every interface."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    """Raise ConfigError if an IPv4 port cannot be listened on; an empty host is every interface."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host.strip("[]"), port))
+            probe.bind((host, port))
             probe.listen(1)
         except (OSError, OverflowError) as error:
             raise ConfigError(
