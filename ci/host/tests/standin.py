@@ -53,8 +53,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text.encode())
 
-    def log_message(self, format: str, *args: object) -> None:
-        del format, args
+    def log_request(self, *args: object) -> None:
+        del args
 
 
 port, behaviour = int(sys.argv[1]), sys.argv[2]

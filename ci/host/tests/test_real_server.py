@@ -2,6 +2,7 @@
 """The real SGLang serves from device, storage and damaged storage, and only the last one shows."""
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,6 +48,16 @@ def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
         time.sleep(0.1)
 
 
+def processes() -> list[int]:
+    """The processes of this machine that run; zombies do not."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if stat.read_text().rpartition(")")[2].split()[0] != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
 def ask(server: Server) -> Generation:
     return server.generate(PROMPT, max_new_tokens=8, custom_params={"any": "text"})
 
@@ -55,17 +66,6 @@ def same_output(first: Generation, second: Generation) -> bool:
     return first.output_ids == second.output_ids and first.output_logprobs == pytest.approx(
         second.output_logprobs, abs=1e-4
     )
-
-
-def members(pgid: int) -> list[int]:
-    """The live processes of a process group."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[2]) == pgid and fields[0] != "Z":
-                found.append(int(stat.parent.name))
-    return found
 
 
 def test_the_prompt_comes_from_device_storage_and_damaged_storage(
@@ -100,6 +100,7 @@ def test_the_prompt_comes_from_device_storage_and_damaged_storage(
 
 def test_killing_leaves_no_process_of_the_group(server: Server) -> None:
     assert server.pid is not None
-    assert len(members(server.pid)) >= 3
+    group = [pid for pid in processes() if os.getpgid(pid) == server.pid]
+    assert len(group) >= 3
     server.kill()
-    assert members(server.pid) == []
+    assert not {pid for pid in processes() if pid in group}

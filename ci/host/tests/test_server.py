@@ -7,7 +7,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,8 +26,8 @@ class StandinSpec(ServerSpec):
         return (sys.executable, "-S", str(STANDIN), str(port), self.behaviour)
 
 
-def make(tmp_path: Path, behaviour: str = "fine", **changes: int) -> Server:
-    spec = StandinSpec("A", tmp_path / "model", tmp_path / "a.log", behaviour=behaviour, **changes)
+def make(tmp_path: Path, behaviour: str = "fine", port: int = 0) -> Server:
+    spec = StandinSpec("A", tmp_path / "model", tmp_path / "a.log", behaviour=behaviour, port=port)
     return Server(spec, start_timeout_s=20.0)
 
 
@@ -53,8 +53,14 @@ def group(server: Server) -> list[int]:
     return [server.pid, int(child[1])]
 
 
+def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def states(server: Server) -> list[str]:
-    time.sleep(0.1)
     return [state(pid) for pid in group(server)]
 
 
@@ -87,11 +93,11 @@ def test_ending_twice_is_harmless(server: Server) -> None:
 
 def test_a_frozen_group_stands_still_and_goes_on(server: Server) -> None:
     server.pause()
-    assert set(states(server)) == {"T"}
+    until(lambda: set(states(server)) == {"T"})
     with pytest.raises(RequestError, match=r"/generate failed"):
         server.generate([1], max_new_tokens=1, timeout_s=0.5)
     server.resume()
-    assert "T" not in states(server)
+    until(lambda: "T" not in states(server))
     assert server.generate([1], max_new_tokens=1).output_ids == (5, 6)
 
 
