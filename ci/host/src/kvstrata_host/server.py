@@ -6,11 +6,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,13 +17,12 @@ from typing import Protocol
 
 import requests
 
+from kvstrata_host.log import Milestones, decisive, tail
 from kvstrata_host.ports import free_ports
+from kvstrata_host.process_group import ProcessGroup
 from kvstrata_host.spec import Json, ServerSpec
 
 _LOOPBACK = "127.0.0.1"
-_TAIL_LINES = 40
-_LINE_LIMIT = 400
-_DECISIVE = re.compile(r"error|exception|refus|cannot|failed|no module|SystemExit|killed", re.I)
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})? (?P<value>\S+)$")
 
 
@@ -34,11 +31,8 @@ class ServerError(RuntimeError):
 
     def __init__(self, name: str, problem: str, log: Path) -> None:
         self.log = log
-        self.tail = _tail(log)
-        decisive = [
-            line for line in self.tail if _DECISIVE.search(line) and "server_args=" not in line
-        ][-5:]
-        lines = "".join(f"\n  {line}" for line in decisive or self.tail[-5:])
+        self.tail = tail(log)
+        lines = "".join(f"\n  {line}" for line in decisive(self.tail))
         super().__init__(f"server {name}: {problem}; log {log}{lines}")
 
 
@@ -92,7 +86,7 @@ class Server:
         self.port = spec.port
         self.start_timeout_s = start_timeout_s
         self._progress = progress
-        self._process: subprocess.Popen[bytes] | None = None
+        self._group: ProcessGroup | None = None
         self._session = requests.Session()
         self._session.trust_env = False  # a proxy has no business on loopback
 
@@ -102,12 +96,12 @@ class Server:
 
     @property
     def pid(self) -> int | None:
-        """The leader of the process group, None unless started."""
-        return None if self._process is None else self._process.pid
+        """The leader of the process group and the group's id, None unless started."""
+        return None if self._group is None else self._group.pid
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._group is not None and self._group.exit_code is None
 
     def __enter__(self) -> Server:
         self.start()
@@ -132,17 +126,14 @@ class Server:
         self.port = self._claim_port()
         self.spec.log.parent.mkdir(parents=True, exist_ok=True)
         with self.spec.log.open("wb") as log:
-            self._process = subprocess.Popen(
+            self._group = ProcessGroup(
                 self.spec.command(self.port),
                 env=self.spec.environment(),
                 cwd=self.spec.log.parent,  # `-m` imports from the working directory first
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                log=log,
             )
         try:
-            self._wait_until_healthy()
+            self._wait_until_healthy(self._group)
         except BaseException:
             self.kill()
             raise
@@ -178,6 +169,8 @@ class Server:
             (time.monotonic() - began, event)
             for event in self._events("/generate", body, timeout_s)
         ]
+        if not arrivals:
+            raise self._request_error("/generate answered nothing")
         (first_s, _), (latency_s, answer) = arrivals[0], arrivals[-1]
         try:
             return _generation(answer, first_s, latency_s)
@@ -210,30 +203,23 @@ class Server:
 
     def pause(self) -> None:
         """Freeze the whole process group (SIGSTOP)."""
-        self._signal(signal.SIGSTOP)
+        if self._group is not None:
+            self._group.send(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let a frozen process group go on (SIGCONT)."""
-        self._signal(signal.SIGCONT)
+        if self._group is not None:
+            self._group.send(signal.SIGCONT)
 
     def kill(self) -> None:
         """End the whole process group at once (SIGKILL); does nothing if it is gone."""
-        if self._process is None:
-            return
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        self._wait_until_group_is_gone(10.0)
+        if self._group is not None:
+            self._group.kill()
 
     def stop(self, *, timeout_s: float = 15.0) -> None:
         """Ask the server to end (SIGTERM), then kill what is left after `timeout_s`."""
-        if self._process is None:
-            return
-        self._signal(signal.SIGCONT)
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
-        self.kill()
+        if self._group is not None:
+            self._group.stop(timeout_s)
 
     def _claim_port(self) -> int:
         port = self.spec.port or free_ports(1)[0]
@@ -250,20 +236,22 @@ class Server:
                 ) from error
         return port
 
-    def _wait_until_healthy(self) -> None:
+    def _wait_until_healthy(self, group: ProcessGroup) -> None:
         began = time.monotonic()
-        stages = _Stages(self.spec.log)
-        while not self._healthy():
+        milestones = Milestones(self.spec.log)
+        healthy = False
+        while not healthy:
+            healthy = self._healthy()
             elapsed_s = time.monotonic() - began
-            for message in stages.new():
+            for message in milestones.new():
                 self._progress(self.spec.name, message, elapsed_s=elapsed_s)
-            if self._process is not None and self._process.poll() is not None:
-                problem = f"ended with {self._process.returncode} while starting"
+            if group.exit_code is not None:
+                problem = f"ended with {group.exit_code} while starting"
                 raise StartError(self.spec.name, problem, self.spec.log)
-            if elapsed_s > self.start_timeout_s:
+            if not healthy and elapsed_s > self.start_timeout_s:
                 problem = f"not healthy after {self.start_timeout_s} s"
                 raise StartError(self.spec.name, problem, self.spec.log)
-            time.sleep(0.2)
+            time.sleep(0.0 if healthy else 0.2)
         message = f"ready on port {self.port}"
         self._progress(self.spec.name, message, elapsed_s=time.monotonic() - began)
 
@@ -304,67 +292,9 @@ class Server:
     def _request_error(self, problem: str) -> RequestError:
         return RequestError(self.spec.name, problem, self.spec.log)
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
-
-    def _wait_until_group_is_gone(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while self.pid is not None and _group_exists(self.pid):
-            if time.monotonic() > deadline:
-                problem = f"processes of group {self.pid} outlive SIGKILL by {timeout_s} s"
-                raise ServerError(self.spec.name, problem, self.spec.log)
-            time.sleep(0.02)
-
-
-class _Stages:
-    """Picks the milestones out of a growing log."""
-
-    _MILESTONES: tuple[tuple[str, str], ...] = (
-        ("server_args=", "arguments accepted"),
-        ("Init torch distributed begin", "process group"),
-        ("Load weight begin", "loading weights"),
-        ("KV Cache is allocated", "device KV pool allocated"),
-        ("hierarchical KV host pool", "host KV pool allocated"),
-        ("Uvicorn running", "HTTP up"),
-    )
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-        self._offset = 0
-        self._open = list(self._MILESTONES)
-
-    def new(self) -> list[str]:
-        with self._log.open("rb") as log:
-            log.seek(self._offset)
-            text = log.read()
-        whole, newline, _ = text.rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        seen = [stage for stage in self._open if stage[0].encode() in whole]
-        self._open = [stage for stage in self._open if stage not in seen]
-        return [message for _, message in seen]
-
-
-def _group_exists(pgid: int) -> bool:
-    try:
-        os.killpg(pgid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
 
 def _left_s(deadline: float) -> float:
     return max(deadline - time.monotonic(), 0.1)
-
-
-def _tail(log: Path) -> tuple[str, ...]:
-    try:
-        text = log.read_text(errors="replace")
-    except FileNotFoundError:
-        return ()
-    lines = [line[:_LINE_LIMIT] for line in text.splitlines() if line.strip()]
-    return tuple(lines[-_TAIL_LINES:])
 
 
 def _generation(answer: Mapping[str, Json], first_s: float, latency_s: float) -> Generation:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from kvstrata_host.model import Dtype
 from kvstrata_host.plugin import PLATFORM
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -30,16 +31,19 @@ _RUNNABLE = (
 class ServerSpec:
     """One SGLang server with HiCache on the loopback interface.
 
-    `port` 0 takes a free one. `storage_backend` None runs HiCache without storage. `extra_config`
-    goes to --hicache-storage-backend-extra-config, `extra_args` behind all other arguments,
-    `extra_env` over the environment. The log is overwritten at
-    start, and its folder is the server's working directory.
+    `port` 0 takes a free one. `dtype` is of the weights in memory and of the KV: left to itself,
+    SGLang runs float32 weights in float16, for which many CPUs have no fast arithmetic.
+    `storage_backend` None runs HiCache without storage. `extra_config` goes to
+    --hicache-storage-backend-extra-config, `extra_args` behind all other arguments, `extra_env`
+    over the environment. The log is overwritten at start, and its folder is the server's working
+    directory.
     """
 
     name: str
     model: Path
     log: Path
     port: int = 0
+    dtype: Dtype = "float32"
     page_size_tokens: int = 16
     max_total_tokens: int = 8192
     context_tokens: int = 4096
@@ -69,6 +73,7 @@ class ServerSpec:
             "model-path": self.model.absolute(),
             "served-model-name": self.model.name,
             "device": "cpu",
+            "dtype": self.dtype,
             "host": "127.0.0.1",
             "port": port,
             "page-size": self.page_size_tokens,
