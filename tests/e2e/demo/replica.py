@@ -16,8 +16,6 @@ from .serverlog import Lines, ServerLog
 PAGE_SIZE_TOKENS = 16
 
 _LOOPBACK = "127.0.0.1"
-# SGLang would cast the weights to float16.
-_EXTRA_ARGS = ("--dtype", "float32")
 _CLEAR = "/hicache/storage-backend/clear"
 
 
@@ -68,7 +66,6 @@ class Replica:
             layout="page_first_direct",
             io_backend="direct",
             prefetch_policy="wait_complete",
-            extra_args=_EXTRA_ARGS,
             extra_env=environment,
         )
         self.server = Server(spec, start_timeout_s=start_timeout_s, progress=progress)
