@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "ci"))
 
 import stackkit  # noqa: E402
-from stackkit import contracts  # noqa: E402
 
 try:
     WORKSPACE = stackkit.Workspace.open(ROOT)
@@ -175,7 +174,7 @@ def lint(session: nox.Session) -> None:
     run_tool(session, "ruff", "check", ".")
     run_tool(session, "ruff", "format", "--check", ".")
     config = ROOT / "build" / "import-contracts.ini"
-    contracts.write(WORKSPACE.stacks, config, tools=("kvstrata_host", "stackkit"))
+    stackkit.contracts.write(WORKSPACE.stacks, config, tools=("kvstrata_host", "stackkit"))
     sources = os.pathsep.join(str(ROOT / source) for source in SOURCES)
     options = ["--no-cache", "--no-logo"]
     run_tool(session, "lint-imports", *options, str(config), PYTHONPATH=sources)

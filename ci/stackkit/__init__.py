@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stack model and what the sessions of noxfile.py do with it."""
 
+from . import contracts
 from .environment import Environment, Layer, Recipe, SetupError, check_compiler
 from .error import StackkitError
 from .package import Package, disagreements
@@ -42,6 +43,7 @@ __all__ = [
     "Workspace",
     "check_compiler",
     "closing_line",
+    "contracts",
     "disagreements",
     "gather",
     "install",
