@@ -30,6 +30,7 @@ def test_a_plain_interpreter_imports_neither_torch_nor_torchvision() -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(150)
 def test_torchvision_imports_with_its_operators_declared_once() -> None:
     script = (
         "import sys, torchvision, torch;"
