@@ -110,33 +110,78 @@ def test_copying_nothing_changes_nothing(copy: Copy) -> None:
     assert all(torch.equal(a.bytes(), b.bytes()) for a, b in zip(targets, before, strict=True))
 
 
+def refuse(
+    copy: Copy, sources: list[Pool], targets: list[Pool], indices: Indices, message: str
+) -> None:
+    """The copy raises ValueError with the message, and not one byte of a target has changed."""
+    before = copying.deepcopy(targets)
+    with pytest.raises(ValueError, match=message):
+        copy.run(sources, targets, indices, 0)
+    assert all(torch.equal(a.bytes(), b.bytes()) for a, b in zip(targets, before, strict=True))
+
+
 @every_copy
 def test_a_source_without_a_target_is_refused(copy: Copy) -> None:
+    source, target = scattered(SHAPES[1])
+    refuse(copy, *pools(copy, SHAPES[1]), (source[:8], target), "8 entries, dst_indices 12")
+
+
+@pytest.mark.parametrize("copy", [c for c in COPIES_UNDER_TEST if not c.one_layer], ids=str)
+@pytest.mark.parametrize("change", ["missing", "surplus"])
+def test_another_number_of_layers_in_the_last_component_is_refused(copy: Copy, change: str) -> None:
+    sources, targets = pools(copy, SHAPES[1])
+    layers = sources[-1].memory
+    layers[:] = layers[:-1] if change == "missing" else [*layers, layers[0]]
+    refuse(copy, sources, targets, scattered(SHAPES[1]), "layers|sources cannot be copied to")
+
+
+@pytest.mark.parametrize(
+    "copy", [c for c in COPIES_UNDER_TEST if "direct" in c.name and c.components == 2], ids=str
+)
+def test_a_direct_copy_with_a_component_less_on_one_side_is_refused(copy: Copy) -> None:
+    sources, targets = pools(copy, SHAPES[1])
+    refuse(copy, sources[:1], targets, scattered(SHAPES[1]), "do not fill|cannot be copied to")
+
+
+@pytest.mark.parametrize(
+    "copy", [c for c in COPIES_UNDER_TEST if (c.source, c.target) == ("lf", "pf")], ids=str
+)
+def test_more_layers_than_a_token_of_the_pool_holds_are_refused(copy: Copy) -> None:
     shape = SHAPES[1]
     sources, targets = pools(copy, shape)
+    before = copying.deepcopy(targets)
     source, target = scattered(shape)
-    with pytest.raises(ValueError, match="8 entries, dst_indices 12"):
-        copy.run(sources, targets, (source[:8], target), 0)
+    suffixes = ("_k", "_v") if copy.components == 2 else ("",)
+    named = {
+        f"src{part}_layers": pool.pointers for part, pool in zip(suffixes, sources, strict=True)
+    }
+    named |= {f"dst{part}": pool.memory[0] for part, pool in zip(suffixes, targets, strict=True)}
+    with pytest.raises(ValueError, match="3 layers of item_size 32 do not fit"):
+        COPIES[copy.name](
+            **named,
+            src_indices=source,
+            dst_indices=target,
+            item_size=shape.item_bytes,
+            dst_layout_dim=2 * shape.item_bytes,
+            num_layers=shape.layers,
+        )
+    assert all(torch.equal(a.bytes(), b.bytes()) for a, b in zip(targets, before, strict=True))
 
 
 @pytest.mark.parametrize("copy", [c for c in COPIES_UNDER_TEST if "direct" in c.name], ids=str)
 def test_a_direct_copy_of_part_of_a_page_is_refused(copy: Copy) -> None:
-    shape = SHAPES[1]
-    sources, targets = pools(copy, shape)
-    source, target = scattered(shape)
-    with pytest.raises(ValueError, match="not whole pages of page_size 4"):
-        copy.run(sources, targets, (source[:6], target[:6]), 0)
+    source, target = scattered(SHAPES[1])
+    part = (source[:6], target[:6])
+    refuse(copy, *pools(copy, SHAPES[1]), part, "not whole pages of page_size 4")
 
 
 @pytest.mark.parametrize(
     "copy", [c for c in COPIES_UNDER_TEST if "pfd" in (c.source, c.target)], ids=str
 )
 def test_a_page_with_its_tokens_out_of_order_is_refused(copy: Copy) -> None:
-    shape = SHAPES[1]
-    sources, targets = pools(copy, shape)
     reverse = torch.tensor([3, 2, 1, 0])
-    with pytest.raises(ValueError, match="not page-aligned runs of page_size 4"):
-        copy.run(sources, targets, (reverse, reverse), 0)
+    message = "not page-aligned runs of page_size 4"
+    refuse(copy, *pools(copy, SHAPES[1]), (reverse, reverse), message)
 
 
 def test_every_copy_is_tested() -> None:

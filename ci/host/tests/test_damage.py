@@ -73,11 +73,13 @@ def test_an_unknown_kind_of_damage_is_refused_by_name(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(330)
 def test_pages_are_left_as_they_were_read_when_damage_is_off() -> None:
     assert _read_three_pages() == {"read": 2, "changed": [], "negated": []}
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(330)
 def test_exactly_the_restored_pages_are_negated_when_damage_is_on() -> None:
     found = _read_three_pages(**{damage.VARIABLE: damage.RESTORED_PAGES})
     assert found == {"read": 2, "changed": [2, 3], "negated": [2, 3]}

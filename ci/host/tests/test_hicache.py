@@ -9,7 +9,7 @@ import torch
 
 from kvstrata_host.rank import LAYERS, Rank, make_indexer
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 KINDS = ("mha", "mla")
 PATHS = (

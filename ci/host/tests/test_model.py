@@ -3,6 +3,8 @@
 
 import dataclasses
 import math
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -77,6 +79,13 @@ def test_the_weights_have_the_dtype_of_the_spec(dtype: str, tmp_path: Path) -> N
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert str(model.dtype) == f"torch.{dtype}"
     assert model.config.num_hidden_layers == 1
+
+
+def test_the_module_runs_as_a_command_and_explains_itself() -> None:
+    command = [sys.executable, "-m", "kvstrata_host.model", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "OUT" in shown
+    assert all(f"--{option}" in shown for option in ("spec", "layers", "kv-heads", "dtype", "seed"))
 
 
 def test_kv_bytes_per_token_counts_keys_and_values_of_all_layers() -> None:

@@ -137,6 +137,7 @@ print(type(current_platform).__name__, current_platform.get_mha_kv_pool_cls().__
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(150)
 def test_sglang_chooses_the_platform_which_gives_no_pool_without_its_plugin() -> None:
     environment = {
         **os.environ,

@@ -13,7 +13,7 @@ from kvstrata_host.model import TINY, build_model
 from kvstrata_host.server import Generation, Server
 from kvstrata_host.spec import ServerSpec
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 PROMPT = [(7 * i * i + 3 * i) % 250 + 3 for i in range(200)]
 WHOLE_PAGES = 192

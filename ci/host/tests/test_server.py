@@ -15,6 +15,8 @@ import pytest
 from kvstrata_host.server import PortInUseError, RequestError, Server, ServerError, StartError
 from kvstrata_host.spec import ServerSpec
 
+pytestmark = pytest.mark.timeout(60)
+
 STANDIN = Path(__file__).parent / "standin.py"
 
 

@@ -88,11 +88,8 @@ def _copy_tables(
     src_indices: torch.Tensor,
     dst_indices: torch.Tensor,
     item_size: int,
-    num_layers: int,
 ) -> None:
     src_rows, dst_rows = _paired(src_indices, dst_indices)
-    _check_layers(src_layers, num_layers)
-    _check_layers(dst_layers, num_layers)
     if not src_rows.numel():
         return
     src_count, dst_count = int(src_rows.max()) + 1, int(dst_rows.max()) + 1
@@ -105,9 +102,24 @@ def _copy_tables(
         )
 
 
-def _check_layers(pointers: torch.Tensor, num_layers: int) -> None:
-    if pointers.numel() != num_layers:
-        raise ValueError(f"pointer table has {pointers.numel()} layers, num_layers is {num_layers}")
+def _check_tables(num_layers: int, *tables: torch.Tensor) -> None:
+    for table in tables:
+        if table.numel() != num_layers:
+            raise ValueError(
+                f"pointer table has {table.numel()} layers, num_layers is {num_layers}"
+            )
+
+
+def _check_row(item_size: int, num_layers: int, layout_dim: int) -> None:
+    if item_size * num_layers > layout_dim:
+        raise ValueError(
+            f"{num_layers} layers of item_size {item_size} do not fit a token of {layout_dim} bytes"
+        )
+
+
+def _check_sides(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    if len(sources) != len(targets):
+        raise ValueError(f"{len(sources)} sources cannot be copied to {len(targets)} targets")
 
 
 def transfer_kv_per_layer_mla(
@@ -142,7 +154,8 @@ def transfer_kv_all_layer_mla(
     item_size: int,
     num_layers: int,
 ) -> None:
-    _copy_tables(src_layers, dst_layers, src_indices, dst_indices, item_size, num_layers)
+    _check_tables(num_layers, src_layers, dst_layers)
+    _copy_tables(src_layers, dst_layers, src_indices, dst_indices, item_size)
 
 
 def transfer_kv_all_layer(
@@ -155,8 +168,9 @@ def transfer_kv_all_layer(
     item_size: int,
     num_layers: int,
 ) -> None:
+    _check_tables(num_layers, src_k_layers, dst_k_layers, src_v_layers, dst_v_layers)
     for src, dst in ((src_k_layers, dst_k_layers), (src_v_layers, dst_v_layers)):
-        _copy_tables(src, dst, src_indices, dst_indices, item_size, num_layers)
+        _copy_tables(src, dst, src_indices, dst_indices, item_size)
 
 
 def transfer_kv_per_layer_mla_pf_lf(
@@ -200,7 +214,8 @@ def transfer_kv_all_layer_mla_lf_pf(
     num_layers: int,
 ) -> None:
     src_rows, dst_rows = _paired(src_indices, dst_indices)
-    _check_layers(src_layers, num_layers)
+    _check_tables(num_layers, src_layers)
+    _check_row(item_size, num_layers, dst_layout_dim)
     if not src_rows.numel():
         return
     src_count = int(src_rows.max()) + 1
@@ -221,6 +236,7 @@ def transfer_kv_all_layer_lf_pf(
     dst_layout_dim: int,
     num_layers: int,
 ) -> None:
+    _check_tables(num_layers, src_k_layers, src_v_layers)
     for src, dst in ((src_k_layers, dst_k), (src_v_layers, dst_v)):
         transfer_kv_all_layer_mla_lf_pf(
             src, dst, src_indices, dst_indices, item_size, dst_layout_dim, num_layers
@@ -239,6 +255,7 @@ def transfer_kv_direct(
         raise ValueError(
             f"{src_rows.numel()} token indices are not whole pages of page_size {page_size}"
         )
+    _check_sides(src_layers, dst_layers)
     for src, dst in zip(src_layers, dst_layers, strict=True):
         item_size = _item_bytes(src)
         _copy_rows(_rows(dst, item_size), dst_rows, _rows(src, item_size), src_rows)
@@ -254,12 +271,12 @@ def transfer_kv_all_layer_direct_lf_pf(
     """src_ptrs: every layer of one component, then of the next; dst_ptrs: [page, layer, ...]."""
     src_rows, dst_rows = _paired(src_indices, dst_indices)
     pages = _pages(dst_rows, page_size)
-    num_layers, rest = divmod(len(src_ptrs), len(dst_ptrs))
-    if rest:
-        raise ValueError(f"{len(src_ptrs)} layers cannot be shared out to {len(dst_ptrs)} pools")
-    for component, dst in enumerate(dst_ptrs):
-        for layer_id in range(num_layers):
-            src = src_ptrs[component * num_layers + layer_id]
+    wanted = sum(dst.shape[1] for dst in dst_ptrs)
+    if len(src_ptrs) != wanted:
+        raise ValueError(f"{len(src_ptrs)} layers do not fill pools of {wanted} layers together")
+    layers = iter(src_ptrs)
+    for dst in dst_ptrs:
+        for layer_id, src in zip(range(dst.shape[1]), layers, strict=False):
             layer, page_bytes = _page_rows(dst, layer_id)
             tokens = _gather(_rows(src, _item_bytes(src)), src_rows)
             _scatter(layer, pages, tokens.view(-1, page_bytes))
@@ -275,6 +292,7 @@ def transfer_kv_per_layer_direct_pf_lf(
 ) -> None:
     src_rows, dst_rows = _paired(src_indices, dst_indices)
     pages = _pages(src_rows, page_size)
+    _check_sides(src_ptrs, dst_ptrs)
     for src, dst in zip(src_ptrs, dst_ptrs, strict=True):
         layer, _ = _page_rows(src, layer_id)
         item_size = _item_bytes(dst)
