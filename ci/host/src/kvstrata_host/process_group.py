@@ -43,14 +43,18 @@ class ProcessGroup:
         return self._leader.poll()
 
     def members(self) -> tuple[int, ...]:
-        """The processes of the group that still run; zombies do not."""
-        found = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
+        """The processes of the group of which a thread still runs.
+
+        The first thread may be a zombie long before the others are: until the last one has ended,
+        the process keeps its memory and its ports.
+        """
+        found = set()
+        for stat in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
                 if int(group) == self.pid and state not in "ZX":
-                    found.append(int(stat.parent.name))
-        return tuple(found)
+                    found.add(int(stat.parents[2].name))
+        return tuple(sorted(found))
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to every process of the group; does nothing if it is gone."""

@@ -62,7 +62,7 @@ class KvcrConfig(msgspec.Struct, frozen=True, kw_only=True):
         Seconds, Meta(description="After this long a cancelled operation is given up.")
     ] = 60.0
     peer_probe_timeout_seconds: Annotated[
-        Seconds, Meta(description="How long a peer may take to accept a connection.")
+        Seconds, Meta(description="How long a peer may take to accept a connection, and to greet.")
     ] = 0.25
     nixl_progress_thread: Annotated[
         bool,

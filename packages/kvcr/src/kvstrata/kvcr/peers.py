@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peers: whether the source that a hint names is worth asking."""
 
+import re
 import socket
 import threading
 import time
@@ -11,13 +12,19 @@ from .hints import Endpoint
 _ALIVE_SECONDS = 1.0
 _DEAD_SECONDS = 2.0
 
+_GREETING_BYTES = 10
+_GREETING = re.compile(rb"\xff.{8}\x7f", re.DOTALL)
+"""The signature with which every ZMTP peer opens, unasked: FF, eight bytes, 7F (ZMTP 3.1)."""
+
 
 @dataclass
 class PeerProbe:
-    """Asks a peer's control port for a connection before any memory is exposed to the peer.
+    """Waits for the greeting of a peer's control port before any memory is exposed to the peer.
 
     A stale hint to a dead peer would otherwise leave host pages exposed until the abandon
-    deadline. An answer is remembered for a moment: the pages of one request are probed once.
+    deadline. A connection alone proves nothing: the kernel also accepts for a process that is
+    frozen or ending. An answer is remembered for a moment: the pages of one request are probed
+    once.
     """
 
     timeout_seconds: float
@@ -25,15 +32,16 @@ class PeerProbe:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def reachable(self, peer: Endpoint) -> bool:
-        """Whether the peer accepts connections; blocks for the timeout at most."""
+        """Whether the peer is alive and speaks ZMTP; blocks for twice the timeout at most."""
         now = time.monotonic()
         with self._lock:
             alive, until = self._verdicts.get(peer, (False, 0.0))
             if now < until:
                 return alive
         try:
-            self._connect(peer)
-            alive = True
+            with self._connect(peer) as connection, connection.makefile("rb") as stream:
+                greeting = stream.read(_GREETING_BYTES)
+            alive = _GREETING.fullmatch(greeting) is not None
         except OSError:
             alive = False
         expires = time.monotonic() + (_ALIVE_SECONDS if alive else _DEAD_SECONDS)
@@ -48,12 +56,12 @@ class PeerProbe:
         False where nothing is known: a frozen process or an unreachable host may come back.
         """
         try:
-            self._connect(peer)
+            self._connect(peer).close()
         except ConnectionRefusedError:
             return True
         except OSError:
             return False
         return False
 
-    def _connect(self, peer: Endpoint) -> None:
-        socket.create_connection((peer.host, peer.port), self.timeout_seconds).close()
+    def _connect(self, peer: Endpoint) -> socket.socket:
+        return socket.create_connection((peer.host, peer.port), self.timeout_seconds)

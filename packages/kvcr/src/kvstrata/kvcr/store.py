@@ -246,12 +246,13 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
         }
         filled = dict(zip(found, runner.deliver(found, hint), strict=True)) if found else {}
         results = [filled.get(key, False) for key in blocks]
+        sources = [tier for tier, restored in zip(tiers, results, strict=True) if restored]
         logger.info(
             "kvcr restore pages=%d restored=%d from_dram=%d from_peer=%d peer=%s bytes=%d ms=%.1f",
             len(keys),
             sum(results),
-            tiers.count(CacheTier.LOCAL_G2),
-            tiers.count(CacheTier.REMOTE_G2),
+            sources.count(CacheTier.LOCAL_G2),
+            sources.count(CacheTier.REMOTE_G2),
             hint.source if hint else None,
             sum(results) * runner.pages.page_bytes,
             (time.monotonic() - started) * 1000,
