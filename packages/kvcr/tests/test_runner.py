@@ -190,6 +190,7 @@ def test_pages_are_held_while_a_frozen_peer_may_still_write_and_freed_once_it_ca
 ) -> None:
     assert target.restore([0], own_peer.hint([0])) == [True]
     own_peer.signal(signal.SIGSTOP)
+    assert not PeerProbe(timeout_seconds=0.25).reachable(own_peer.endpoint)
     results: list[list[bool]] = []
     with running(lambda: results.append(target.restore(range(8), own_peer.hint(range(8))))) as call:
         call.join(deadlines().abandon_seconds + 1)
