@@ -5,8 +5,8 @@ from . import contracts
 from .environment import Environment, Layer, Recipe, SetupError, check_compiler
 from .error import StackkitError
 from .package import Package, disagreements
-from .results import GateResult, SessionResult, closing_line, table
-from .stack import Gate, Pin, PullRequest, Slice, Stack, StackError, Stacks, Upstream, load
+from .results import GateResult, Run, SessionResult, closing_line, table
+from .stack import HOST, Gate, Pin, PullRequest, Slice, Stack, StackError, Stacks, Upstream, load
 from .testrun import run_gates
 from .validation import (
     ValidationError,
@@ -20,6 +20,7 @@ from .wheel import StaleWheelError, Wheel, WheelError
 from .workspace import Workspace
 
 __all__ = [
+    "HOST",
     "Environment",
     "Gate",
     "GateResult",
@@ -28,6 +29,7 @@ __all__ = [
     "Pin",
     "PullRequest",
     "Recipe",
+    "Run",
     "SessionResult",
     "SetupError",
     "Slice",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .package import Package
-from .stack import Stacks, load
+from .stack import HOST, Stacks, load
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ class Workspace:
 
     def lock(self, name: str) -> Path:
         return self.root / "ci" / "constraints" / f"{name}.txt"
+
+    def release_lock(self, release: str) -> Path:
+        """What a release of the host other than the base environment's needs of its own."""
+        return self.lock(f"{HOST}-{release}")
 
     def package(self, slice_id: str) -> Package:
         return Package.read(self.root / self.stacks.slices[slice_id].package)
