@@ -8,6 +8,7 @@
 """Sessions: stacks/*.toml says which slices are built and validated, and in which order."""
 
 import argparse
+import dataclasses
 import functools
 import os
 import sys
@@ -32,9 +33,18 @@ BASE = stackkit.Recipe(
 )
 TOOLS = stackkit.Recipe((WORKSPACE.lock("tools"), WORKSPACE.lock("tests")))
 DOCS = stackkit.Recipe((WORKSPACE.lock("docs"),))
-SOURCES = [*(f"{entry.package}/src" for entry in SLICES.values()), "ci", "ci/host/src", "tests/e2e"]
+SOURCES = [
+    *(f"{entry.package}/src" for entry in SLICES.values()),
+    "ci",
+    "ci/host/src",
+    "tests/e2e",
+    "tests/faults",
+]
 RELEASES = WORKSPACE.stacks.releases
 DEMO_SLICE = "kvcr"
+FAULT_LOOP = {
+    "PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("faults", "e2e"))
+}
 RUNS = [
     stackkit.Run("tests-stack"),
     *(stackkit.Run("tests-host", release) for release in RELEASES),
@@ -44,6 +54,7 @@ RUNS = [
         for release in entry.releases or RELEASES[:1]
     ),
     stackkit.Run("tests-e2e", RELEASES[0]),
+    stackkit.Run("tests-faults", RELEASES[0]),
 ]
 TESTED = list(dict.fromkeys(run.session for run in RUNS))
 
@@ -163,9 +174,13 @@ for each in SLICES:
     add_validate(each, builds_of(each))
 
 
-def install_demo(over: stackkit.Layer) -> None:
+def demo_layer(session: nox.Session) -> tuple[stackkit.Layer, list[str]]:
+    """The session's environment with the demo's slices, and the arguments that are the demo's."""
+    release, others = arguments(session)
+    over = layer(session, release or RELEASES[0])
     packages = [WORKSPACE.package(entry.id) for entry in WORKSPACE.stacks.closure(DEMO_SLICE)]
     stackkit.install(WORKSPACE, [WORKSPACE.host, *packages], over)
+    return over, others
 
 
 @nox.session(name="tests-host", requires=["base", BUILD_HOST])
@@ -189,22 +204,38 @@ def tests_stack(session: nox.Session) -> None:
 @reported
 def tests_e2e(session: nox.Session) -> None:
     """Test that the demo proves its own claims, without its servers."""
-    release, _ = arguments(session)
-    over = layer(session, release or RELEASES[0])
-    install_demo(over)
+    over, _ = demo_layer(session)
     conclude(session, [stackkit.run_repository_tests(WORKSPACE, "e2e", over)])
+
+
+@nox.session(name="tests-faults", requires=["base", *builds_of(DEMO_SLICE)])
+@reported
+def tests_faults(session: nox.Session) -> None:
+    """Test that the fault loop makes its faults and counts what came of them."""
+    over, _ = demo_layer(session)
+    over = dataclasses.replace(over, variables=FAULT_LOOP)
+    conclude(session, [stackkit.run_repository_tests(WORKSPACE, "faults", over)])
 
 
 @nox.session(requires=["base", *builds_of(DEMO_SLICE)])
 @reported
 def demo(session: nox.Session) -> None:
     """Two real SGLang servers share a prefix through KVCR; see build/demo/."""
-    release, others = arguments(session)
-    over = layer(session, release or RELEASES[0])
-    install_demo(over)
+    over, others = demo_layer(session)
     options = ["--output", str(ROOT / "build" / "demo"), *others]
     if over.run("-m", "demo", *options, cwd=ROOT / "tests" / "e2e") != 0:
         session.error("the demo failed")
+
+
+@nox.session(requires=["base", *builds_of(DEMO_SLICE)])
+@reported
+def faults(session: nox.Session) -> None:
+    """Make faults on a peer while a server restores from it; see build/faults/."""
+    over, others = demo_layer(session)
+    over = dataclasses.replace(over, variables=FAULT_LOOP)
+    options = ["--output", str(ROOT / "build" / "faults"), *others]
+    if over.run("-m", "faults", *options) != 0:
+        session.error("the fault loop failed")
 
 
 @nox.session(python=False, requires=["tools"])

@@ -32,6 +32,7 @@ class Replica:
         folder: where the log goes.
         tokens: the longest prompt with its answer.
         environment: variables over this process's own.
+        settings: of the backend, over the demo's.
     """
 
     def __init__(
@@ -46,18 +47,21 @@ class Replica:
         start_timeout_s: float,
         progress: Progress,
         environment: Mapping[str, str],
+        settings: Mapping[str, Json] | None = None,
     ) -> None:
         http_port, control_port, nixl_port = ports
         self.name = name
         self._ranks = frozenset(range(ranks))
-        self.endpoint = f"tcp://{_LOOPBACK}:{control_port}"
-        settings: dict[str, Json] = {
+        chosen: dict[str, Json] = {
             "dram_bytes": f"{1024 // ranks}MiB",
             "bind_host": _LOOPBACK,
             "control_port": control_port,
             "nixl_port": nixl_port,
             "trust_request_hints": True,
+            "advertise_host": _LOOPBACK,
+            **(settings or {}),
         }
+        self.endpoint = f"tcp://{chosen['advertise_host']}:{control_port}"
         spec = ServerSpec(
             name=name,
             model=model,
@@ -68,7 +72,7 @@ class Replica:
             context_tokens=tokens,
             max_total_tokens=4 * tokens,
             storage_backend="kvcr",
-            extra_config=settings,
+            extra_config=chosen,
             layout="page_first_direct",
             io_backend="direct",
             prefetch_policy="wait_complete",
@@ -77,7 +81,14 @@ class Replica:
         self.server = Server(spec, start_timeout_s=start_timeout_s, progress=progress)
         self.log = ServerLog(spec.log)
 
-    def ask(self, tokens: Sequence[int], *, new_tokens: int, hint: Hint | None = None) -> Answer:
+    def ask(
+        self,
+        tokens: Sequence[int],
+        *,
+        new_tokens: int,
+        hint: Hint | None = None,
+        timeout_s: float = 300.0,
+    ) -> Answer:
         """The greedy answer to a prompt, and what the backend did for it."""
         before = self.log.end()
         carried = None if hint is None or has_native_field() else {"kv_hints": json.dumps(hint)}
@@ -86,7 +97,7 @@ class Replica:
             max_new_tokens=new_tokens,
             custom_params=carried,
             kv_hints=hint if has_native_field() else None,
-            timeout_s=300.0,
+            timeout_s=timeout_s,
         )
         restores = self.log.since(before).restores()
         return Answer(generation, restores, PAGE_SIZE_TOKENS, len(self._ranks))
