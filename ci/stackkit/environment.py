@@ -67,7 +67,7 @@ class Layer:
         (site_packages / "_base.pth").write_text(lines, encoding="utf-8")
 
     def process_environment(self) -> dict[str, str]:
-        """The page hash of SGLang, compiled at first use, is kept with the first base."""
+        """The page hash of SGLang, compiled at first use, is kept with what brings SGLang."""
         kept = {
             name: value
             for name, value in os.environ.items()
