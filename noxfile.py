@@ -33,7 +33,8 @@ TOOLS = stackkit.Recipe((WORKSPACE.lock("tools"), WORKSPACE.lock("tests")))
 DOCS = stackkit.Recipe((WORKSPACE.lock("docs"),))
 SOURCES = [*(f"{entry.package}/src" for entry in SLICES.values()), "ci", "ci/host/src", "tests/e2e"]
 VALIDATIONS = [entry.validation for entry in SLICES.values()]
-TESTED = ["tests-stack", "tests-host", *VALIDATIONS, "tests-e2e"]
+TESTED = ["tests-stack", "tests-host", "tests-kvcached-host", *VALIDATIONS, "tests-e2e"]
+BUILD_KVCACHED = "build-kvcached-host"
 DEMO_SLICE = "kvcr"
 
 nox.needs_version = ">=2025.5"
@@ -113,12 +114,25 @@ def add_validate(slice_id: str, builds: list[str]) -> None:
         conclude(session, stackkit.validate(WORKSPACE, slice_id, layer(session)))
 
 
+@nox.session(name=BUILD_KVCACHED, python=False, requires=["base"])
+@reported
+def build_kvcached_host(session: nox.Session) -> None:
+    """Build kvcached's released sources over host memory, once."""
+    for wheel in WORKSPACE.kvcached_host.build(make(session, "base", BASE), session.log):
+        session.log(wheel.name)
+
+
 BUILD_HOST = add_build(WORKSPACE.host)
 BUILDS = {slice_id: add_build(WORKSPACE.package(slice_id)) for slice_id in SLICES}
 
 
 def builds_of(slice_id: str) -> list[str]:
-    return [BUILD_HOST, *(BUILDS[entry.id] for entry in WORKSPACE.stacks.closure(slice_id))]
+    kvcached = [BUILD_KVCACHED] if "kvcached" in WORKSPACE.stacks.pinned(slice_id) else []
+    return [
+        BUILD_HOST,
+        *kvcached,
+        *(BUILDS[entry.id] for entry in WORKSPACE.stacks.closure(slice_id)),
+    ]
 
 
 for each in SLICES:
@@ -135,6 +149,13 @@ def install_demo(over: stackkit.Layer) -> None:
 def tests_host(session: nox.Session) -> None:
     """Test what runs the real SGLang without a GPU."""
     conclude(session, stackkit.validate_host(WORKSPACE, layer(session)))
+
+
+@nox.session(name="tests-kvcached-host", requires=["base", BUILD_HOST, BUILD_KVCACHED])
+@reported
+def tests_kvcached_host(session: nox.Session) -> None:
+    """Test kvcached over host memory, and what stands in for CUDA there."""
+    conclude(session, stackkit.validate_kvcached_host(WORKSPACE, layer(session)))
 
 
 @nox.session(name="tests-stack", python=False, requires=["tools"])

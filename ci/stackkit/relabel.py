@@ -19,7 +19,7 @@ class RelabelError(StackkitError):
 
 
 def relabel(wheel: Path, label: str, into: Path) -> Path:
-    """Write `wheel` as version `<version>+<label>` into the folder `into`; returns the new wheel."""
+    """Write `wheel` as version `<version>+<label>` into the folder `into`; returns its path."""
     name, version, *tags = wheel.stem.split("-")
     labelled = f"{version}+{label}"
     old, new = f"{name}-{version}.dist-info/", f"{name}-{labelled}.dist-info/"

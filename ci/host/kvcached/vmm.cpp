@@ -309,6 +309,11 @@ bool is_host_device(const CUmemLocation &location) {
 
 bool is_call(int call) { return call >= 0 && call < KVSTRATA_VMM_CALLS; }
 
+bool is_host_memory(const CUmemAllocationProp &prop) {
+  return prop.type == CU_MEM_ALLOCATION_TYPE_PINNED &&
+         prop.requestedHandleTypes == CU_MEM_HANDLE_TYPE_NONE && is_host_device(prop.location);
+}
+
 bool is_range(CUdeviceptr address, size_t size) {
   return size > 0 && aligned(size) && aligned(address) && address + size > address;
 }
@@ -353,7 +358,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
 
 CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
                                        CUmemAllocationGranularity_flags) {
-  if (prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || !is_host_device(prop->location)) {
+  if (!is_host_memory(*prop)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   *granularity = kGranularity;
@@ -379,8 +384,7 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
                      const CUmemAllocationProp *prop, unsigned long long flags) {
   return Vmm::instance().call(KVSTRATA_VMM_CREATE, [=](Vmm &vmm) {
-    if (size == 0 || !aligned(size) || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
-        !is_host_device(prop->location) || flags != 0) {
+    if (size == 0 || !aligned(size) || !is_host_memory(*prop) || flags != 0) {
       return CUDA_ERROR_INVALID_VALUE;
     }
     return vmm.create(handle, size);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kvcached calls of CUDA's driver API, over host memory; see vmm.cpp for the contract.
+// What kvcached calls of CUDA's driver API, over host memory; see vmm.cpp for the contract. Names,
+// values and layouts are CUDA's, so that tests can make the same calls of a real driver.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +26,7 @@ enum CUdevice_attribute {
 };
 enum CUmemAllocationType { CU_MEM_ALLOCATION_TYPE_PINNED = 1 };
 enum CUmemLocationType { CU_MEM_LOCATION_TYPE_DEVICE = 1 };
+enum CUmemAllocationHandleType { CU_MEM_HANDLE_TYPE_NONE = 0 };
 enum CUmemAllocationGranularity_flags { CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0 };
 enum CUmemAccess_flags {
   CU_MEM_ACCESS_FLAGS_PROT_NONE = 0,
@@ -38,7 +40,10 @@ struct CUmemLocation {
 };
 struct CUmemAllocationProp {
   CUmemAllocationType type;
+  CUmemAllocationHandleType requestedHandleTypes;
   CUmemLocation location;
+  void *win32HandleMetaData;
+  unsigned char allocFlags[8];
 };
 struct CUmemAccessDesc {
   CUmemLocation location;

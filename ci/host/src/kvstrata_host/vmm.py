@@ -121,13 +121,15 @@ def set_budget(size_bytes: int) -> None:
 def fail_at(call: Call, *nths: int, result: Result = Result.OUT_OF_MEMORY) -> Iterator[None]:
     """Fail the calls number `nths` of one kind, counted from the start of the block, at 1.
 
-    A failing call does nothing and returns `result`. Blocks nest, for failures of several kinds.
-    Raises VmmError if the outermost block ends before all its failures were met.
+    Without numbers, the first. A failing call does nothing and returns `result`. Blocks of
+    different kinds nest. Raises VmmError if the block ends before all its failures came.
     """
     driver = _driver()
-    for nth in nths or (1,):
-        if driver.kvstrata_vmm_fail(call, max(nth, 0), result) != 0:
-            raise VmmError(f"cannot fail call {nth} of {call.name}; the first one is 1")
+    wanted = nths or (1,)
+    if min(wanted) < 1:
+        raise VmmError(f"cannot fail call {min(wanted)} of {call.name}; the first one is 1")
+    for nth in wanted:
+        driver.kvstrata_vmm_fail(call, nth, result)
     try:
         yield
     except BaseException:
