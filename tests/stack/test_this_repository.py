@@ -45,9 +45,9 @@ def test_the_locks_hold_exact_versions_that_agree_and_include_the_pins() -> None
     versions: dict[str, str] = {}
     for lock in sorted((ROOT / "ci" / "constraints").glob("*.txt")):
         for line in lock.read_text(encoding="utf-8").splitlines():
-            if line.startswith("#"):
+            if line.lstrip().startswith(("#", "--hash=")):
                 continue
-            requirement = Requirement(line)
+            requirement = Requirement(line.removesuffix("\\"))
             (exact,) = requirement.specifier
             assert exact.operator == "==", f"{lock.name}: {line}"
             name = requirement.name.lower().replace("_", "-")

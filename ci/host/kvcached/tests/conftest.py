@@ -18,6 +18,8 @@ os.environ["KVCACHED_MAX_RESERVED_PAGES"] = "0"
 os.environ["KVCACHED_IPC_NAME"] = f"kvcached_host_tests_{os.getpid()}"
 os.environ["KVCACHED_LOG_LEVEL"] = "FATAL"
 
+from kvcached import vmm_ops
+
 PAGE_BYTES = 2 << 20
 _GROUPS = itertools.count(1)
 
@@ -39,16 +41,12 @@ class Pool:
 
 @pytest.fixture(scope="session")
 def kvcached() -> Iterator[None]:
-    from kvcached import vmm_ops
-
     vmm_ops.init_kvcached("cpu", PAGE_BYTES, False)
     yield
     vmm_ops.shutdown_kvcached()
 
 
 def make_pool(pages: int, layers: int) -> Pool:
-    from kvcached import vmm_ops
-
     group_id = next(_GROUPS)
     tensors = vmm_ops.create_kv_tensors(
         pages * PAGE_BYTES, 1, "cpu", layers, 1, group_id, unified_pool=True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcached's tensors over the stand-in: mapping, bytes, memory, and what a failure leaves behind."""
+"""kvcached's tensors over the stand-in: mapping, bytes, memory, and what failures leave behind."""
 
 from __future__ import annotations
 

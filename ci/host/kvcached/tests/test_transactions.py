@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from kvcached import vmm_ops
@@ -56,12 +58,13 @@ def test_an_abort_brings_the_bytes_back(filled: Pool) -> None:
 def test_nothing_else_is_mapped_or_unmapped_while_one_is_pending(filled: Pool) -> None:
     group_id = filled.group_id
     vmm_ops.prepare_unmap_from_kv_tensors(offsets(0), "pending", group_id)
-    for refused in (
+    refusals: tuple[Callable[[], object], ...] = (
         lambda: vmm_ops.map_to_kv_tensors(offsets(3), group_id),
         lambda: vmm_ops.map_to_kv_tensors_with_result(offsets(3), group_id),
         lambda: vmm_ops.unmap_from_kv_tensors(offsets(1), group_id),
         lambda: vmm_ops.prepare_unmap_from_kv_tensors(offsets(1), "other", group_id),
-    ):
+    )
+    for refused in refusals:
         with pytest.raises(RuntimeError, match="pending"):
             refused()
     vmm_ops.abort_unmap_from_kv_tensors("pending", group_id)

@@ -152,8 +152,10 @@ def test_the_budget_is_what_the_device_has(driver: Driver, page: tuple[int, int]
 
 def test_a_budget_ends_with_its_block_even_by_an_exception() -> None:
     before = vmm.state().budget_bytes
-    with pytest.raises(ZeroDivisionError), vmm.budget(PAGE_BYTES):
+    with vmm.budget(PAGE_BYTES):
         assert vmm.state().budget_bytes == PAGE_BYTES
+    assert vmm.state().budget_bytes == before
+    with pytest.raises(ZeroDivisionError), vmm.budget(PAGE_BYTES):
         _ = 1 // 0
     assert vmm.state().budget_bytes == before
     with pytest.raises(VmmError, match="-1 bytes"):
@@ -164,18 +166,18 @@ def test_a_budget_ends_with_its_block_even_by_an_exception() -> None:
 def test_the_nth_call_fails_once_and_changes_nothing(nth: int, driver: Driver) -> None:
     before = vmm.state()
     with vmm.fail_at(Call.CREATE, nth, result=Result.UNKNOWN):
-        handles = [0, 0, 0]
+        handles: list[int] = []
         results = []
-        for index in range(3):
+        for _ in range(3):
             created = vmm.state().created_bytes
-            results.append(result_of(lambda: handles.__setitem__(index, driver.create())))
+            results.append(result_of(lambda: handles.append(driver.create())))
             grown = vmm.state().created_bytes - created
             assert grown == (0 if results[-1] else PAGE_BYTES)
 
     assert results == [Result.UNKNOWN if number == nth else 0 for number in (1, 2, 3)]
     assert vmm.state().calls[Call.CREATE] == before.calls[Call.CREATE] + 3
     assert vmm.state().failures[Call.CREATE] == before.failures[Call.CREATE] + 1
-    for handle in filter(None, handles):
+    for handle in handles:
         driver.release(handle)
 
 
@@ -210,9 +212,9 @@ def test_failures_of_several_kinds_and_numbers_are_asked_for_together(driver: Dr
 
 
 def test_a_failure_that_never_came_is_an_error(driver: Driver) -> None:
-    with pytest.raises(VmmError, match="1 of the failures asked of MAP never came"):
-        with vmm.fail_at(Call.MAP):
-            driver.free_bytes()
+    never_came = "1 of the failures asked of MAP never came"
+    with pytest.raises(VmmError, match=never_came), vmm.fail_at(Call.MAP):
+        driver.free_bytes()
     address, handle = driver.reserve(1), driver.create()
     driver.map(address, handle)
     driver.release(handle)
