@@ -62,7 +62,7 @@ def validate_kvcached_host(workspace: Workspace, layer: Layer) -> SessionResult:
     digests = install(workspace, [host], layer)
     install_kvcached(workspace, layer)
     gates = [_whole("tests-kvcached-host")]
-    results = run_away(workspace, host, gates, layer, tests=Path("kvcached", "tests"))
+    results = run_away(workspace, host, gates, layer, tests=Path("kvcached_host", "tests"))
     return SessionResult(session="tests-kvcached-host", packages=digests, gates=results)
 
 

@@ -49,7 +49,7 @@ class Workspace:
     @property
     def kvcached_host(self) -> KvcachedHost:
         return KvcachedHost(
-            sources=self.root / "ci" / "host" / "kvcached",
+            sources=self.root / "ci" / "host" / "kvcached_host",
             lock=self.lock("kvcached"),
             folder=self.root / "build" / "wheels" / "kvcached-host",
         )

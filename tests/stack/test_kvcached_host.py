@@ -15,7 +15,7 @@ import pytest
 
 from stackkit import Environment, KvcachedHost, RelabelError, StaleWheelError, WheelError, relabel
 
-SOURCES = Path(__file__).parents[2] / "ci" / "host" / "kvcached"
+SOURCES = Path(__file__).parents[2] / "ci" / "host" / "kvcached_host"
 COMPILE = ("g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
 PYPROJECT = """
 [build-system]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and steers the memory under `kvcached==<version>+host`.
 
-That build of kvcached runs its code for GPUs over host memory: `ci/host/kvcached` stands in for
-the CUDA driver. Here are its counters, its budget of physical memory, and failures on demand. All
-of it is the state of the present process.
+That build of kvcached runs its code for GPUs over host memory: `ci/host/kvcached_host` stands in
+for the CUDA driver. Here are its counters, its budget of physical memory, and failures on demand.
+All of it is the state of the present process.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def state() -> State:
     raw = _State()
     if _driver().kvstrata_vmm_read(ctypes.byref(raw), ctypes.sizeof(raw)) != 0:
         raise VmmError(
-            "kvcached was built from another state of ci/host/kvcached; "
+            "kvcached was built from another state of ci/host/kvcached_host; "
             "fix: nox -s build-kvcached-host"
         )
     return State(

@@ -47,15 +47,32 @@ class Driver:
         if result != 0:
             raise CudaError(name, result)
 
-    def granularity(self) -> int:
+    def granularity(self, *, device: int = 0) -> int:
         size = ctypes.c_size_t()
-        self._call("cuMemGetAllocationGranularity", ctypes.byref(size), _prop(), 0)
+        self._call("cuMemGetAllocationGranularity", ctypes.byref(size), _prop(device), 0)
         return size.value
 
-    def supports_mapping(self) -> int:
+    def supports_mapping(self, *, device: int = 0) -> int:
         value = ctypes.c_int()
-        self._call("cuDeviceGetAttribute", ctypes.byref(value), 102, 0)
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), 102, device)
         return value.value
+
+    def device(self) -> int:
+        value = ctypes.c_int(-1)
+        self._call("cudaGetDevice", ctypes.byref(value))
+        return value.value
+
+    def set_device(self, device: int) -> None:
+        self._call("cudaSetDevice", device)
+
+    def free(self, address: int) -> None:
+        self._call("cudaFree", ctypes.c_void_p(address))
+
+    def read_state(self, *, size_bytes: int) -> int:
+        """What kvstrata_vmm_read says to a structure of this size; for the stand-in alone."""
+        room = ctypes.create_string_buffer(4096)
+        result: int = self._library.kvstrata_vmm_read(room, ctypes.c_size_t(size_bytes))
+        return result
 
     def text_of(self, result: int) -> str:
         text = ctypes.c_char_p()
@@ -80,10 +97,10 @@ class Driver:
     def address_free(self, address: int, pages: int) -> None:
         self._call("cuMemAddressFree", ctypes.c_uint64(address), _size(pages))
 
-    def create(self, pages: float = 1) -> int:
+    def create(self, pages: float = 1, *, device: int = 0) -> int:
         handle = ctypes.c_uint64()
         flags = ctypes.c_uint64(0)
-        self._call("cuMemCreate", ctypes.byref(handle), _size(pages), _prop(), flags)
+        self._call("cuMemCreate", ctypes.byref(handle), _size(pages), _prop(device), flags)
         return handle.value
 
     def release(self, handle: int) -> None:
@@ -175,5 +192,5 @@ def _size(pages: float) -> ctypes.c_size_t:
     return ctypes.c_size_t(int(pages * PAGE_BYTES))
 
 
-def _prop() -> Any:
-    return ctypes.byref(Prop(1, 0, Location(1, 0), None))
+def _prop(device: int) -> Any:
+    return ctypes.byref(Prop(1, 0, Location(1, device), None))

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import importlib
+import queue
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -236,6 +239,63 @@ def test_a_handle_that_is_not_there_is_refused(driver: Driver) -> None:
     assert result_of(lambda: driver.release(handle)) == INVALID_VALUE
     assert result_of(lambda: driver.map(address, handle)) == INVALID_VALUE
     driver.address_free(address, 1)
+
+
+def test_the_host_is_device_zero_and_no_other(driver: Driver) -> None:
+    assert driver.device() == 0
+    assert result_of(lambda: driver.set_device(0)) == 0
+    assert result_of(lambda: driver.set_device(1)) == 101
+    assert result_of(lambda: driver.supports_mapping(device=1)) == 101
+    assert result_of(lambda: driver.granularity(device=1)) == INVALID_VALUE
+    assert result_of(lambda: driver.create(device=1)) == INVALID_VALUE
+
+
+def test_the_runtime_starts_and_has_no_memory_of_its_own_to_free(driver: Driver) -> None:
+    assert result_of(lambda: driver.free(0)) == 0
+    assert result_of(lambda: driver.free(PAGE_BYTES)) == INVALID_VALUE
+
+
+def test_a_build_of_another_state_or_of_another_kind_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert host().read_state(size_bytes=8) == -1
+    monkeypatch.setattr(vmm, "import_module", lambda name: importlib.import_module("posix_ipc"))
+    with pytest.raises(VmmError, match="not the host build; fix: nox -s build-kvcached-host"):
+        vmm._driver.__wrapped__()
+
+
+def test_calls_come_from_many_threads(driver: Driver) -> None:
+    start, failures = vmm.state(), queue.SimpleQueue[BaseException]()
+
+    def use(rounds: int) -> None:
+        try:
+            address = driver.reserve(2)
+            for number in range(rounds):
+                handle = driver.create()
+                driver.map_for_use(address, handle)
+                driver.write(address, number.to_bytes(4, "little"))
+                if driver.read(address, 4) != number.to_bytes(4, "little"):
+                    raise AssertionError(f"round {number}: other bytes")
+                driver.unmap(address)
+                driver.release(handle)
+            driver.address_free(address, 2)
+        except BaseException as error:  # noqa: BLE001
+            failures.put(error)
+
+    threads = [threading.Thread(target=use, args=(200,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures.empty(), failures.get()
+    end = vmm.state()
+    assert (end.created_bytes, end.mapped_bytes, end.reserved_bytes) == (
+        start.created_bytes,
+        start.mapped_bytes,
+        start.reserved_bytes,
+    )
+    assert end.calls[Call.MAP] == start.calls[Call.MAP] + 4 * 200
 
 
 def resident_shared_bytes() -> int:

@@ -16,6 +16,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -33,6 +35,8 @@ struct Allocation {
   size_t mappings;
   bool released;
 };
+
+using Allocations = std::unordered_map<CUmemGenericAllocationHandle, Allocation>;
 
 struct Mapping {
   size_t size;
@@ -144,7 +148,8 @@ public:
       return CUDA_ERROR_INVALID_VALUE;
     }
     found->second.released = true;
-    return give_back_if_unused(found->first);
+    give_back_if_unused(found);
+    return CUDA_SUCCESS;
   }
 
   CUresult map(CUdeviceptr address, size_t size, size_t offset,
@@ -173,17 +178,15 @@ public:
     if (!take_range_back(address, size)) {
       return CUDA_ERROR_OPERATING_SYSTEM;
     }
-    CUresult result = CUDA_SUCCESS;
     for (auto each = mappings_.find(address);
          each != mappings_.end() && each->first < address + size;) {
-      const auto handle = each->second.handle;
+      const auto allocation = allocations_.find(each->second.handle);
       state_.mapped_bytes -= each->second.size;
       each = mappings_.erase(each);
-      --allocations_.at(handle).mappings;
-      const CUresult given = give_back_if_unused(handle);
-      result = given == CUDA_SUCCESS ? result : given;
+      --allocation->second.mappings;
+      give_back_if_unused(allocation);
     }
-    return result;
+    return CUDA_SUCCESS;
   }
 
   CUresult set_access(CUdeviceptr address, size_t size, CUmemAccess_flags flags) {
@@ -245,21 +248,20 @@ private:
     return true;
   }
 
-  CUresult give_back_if_unused(CUmemGenericAllocationHandle handle) {
-    const auto found = allocations_.find(handle);
+  void give_back_if_unused(Allocations::iterator found) {
     const Allocation allocation = found->second;
     if (!allocation.released || allocation.mappings != 0) {
-      return CUDA_SUCCESS;
+      return;
     }
-    allocations_.erase(found);
-    state_.created_bytes -= allocation.size;
-    --state_.allocations;
     constexpr int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
     if (fallocate(file_, mode, allocation.start, static_cast<off_t>(allocation.size)) != 0) {
-      return CUDA_ERROR_OPERATING_SYSTEM;
+      perror("kvcached+host: the kernel takes no memory back");
+      abort();
     }
+    allocations_.erase(found);
     unused_[allocation.size].push_back(allocation.start);
-    return CUDA_SUCCESS;
+    state_.created_bytes -= allocation.size;
+    --state_.allocations;
   }
 
   bool is_reserved(CUdeviceptr address, size_t size) const {
@@ -296,7 +298,7 @@ private:
   kvstrata_vmm_state state_ = {};
   std::map<CUdeviceptr, size_t> reservations_;
   std::map<CUdeviceptr, Mapping> mappings_;
-  std::unordered_map<CUmemGenericAllocationHandle, Allocation> allocations_;
+  Allocations allocations_;
   std::unordered_map<size_t, std::vector<off_t>> unused_;
   std::unordered_map<uint64_t, CUresult> asked_[KVSTRATA_VMM_CALLS];
 };

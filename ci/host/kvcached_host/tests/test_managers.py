@@ -135,6 +135,31 @@ def test_the_pages_that_memory_allows_follow_the_budget(pool: Pool, allocator: A
         assert allocator.get_avail_physical_pages() == 0
 
 
+def test_pages_in_reserve_are_mapped_in_the_background_and_trimmed(pool: Pool) -> None:
+    """kvcached reserves five pages at first."""
+    allocator, before = make_allocator(pool, prealloc=True), created_pages()
+    allocator.start_prealloc_thread()
+    try:
+        assert until(lambda: allocator.get_num_reserved_pages() == 5)
+        assert created_pages() == before + 5 * pool.layers
+    finally:
+        allocator.stop_prealloc_thread()
+    allocator.trim()
+    assert created_pages() == before
+
+
+def test_a_failure_in_the_background_leaves_the_pages_to_be_had(pool: Pool) -> None:
+    allocator, before = make_allocator(pool, prealloc=True), created_pages()
+    failures = vmm.state().failures[Call.CREATE]
+    with vmm.fail_at(Call.CREATE, 10):
+        allocator.start_prealloc_thread()
+        assert until(lambda: vmm.state().failures[Call.CREATE] == failures + 1)
+        allocator.stop_prealloc_thread()
+    assert created_pages() == before
+    assert allocator.get_transaction_state()["state"] == "HEALTHY"
+    assert allocator.alloc_page().page_id == 0
+
+
 def test_a_manager_holds_the_null_block_and_gives_blocks_of_whole_pages(
     pool: Pool, manager: Any
 ) -> None:

@@ -56,6 +56,20 @@ def test_a_device_that_is_no_host_is_refused() -> None:
     assert run(script) == 'kvcached+host maps host memory: device "cuda:0" must be "cpu"'
 
 
+def test_the_contiguous_layout_maps_all_layers_of_a_page_as_one() -> None:
+    script = (
+        "from kvcached import vmm_ops; from kvstrata_host import vmm; page = 2 << 20\n"
+        "vmm_ops.init_kvcached('cpu', page, True)\n"
+        "tensors = vmm_ops.create_kv_tensors(8 * page, 1, 'cpu', 3, 1, 0, True)\n"
+        "before = vmm.state()\n"
+        "vmm_ops.map_to_kv_tensors([3 * page], 0)\n"
+        "after = vmm.state()\n"
+        "print([t.numel() // page for t in tensors], after.allocations - before.allocations,"
+        " (after.created_bytes - before.created_bytes) // page)"
+    )
+    assert run(script) == "[24] 1 3"
+
+
 PATCHED = """
 import sglang
 from sglang.srt.mem_cache import memory_pool
