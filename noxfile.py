@@ -41,6 +41,7 @@ SOURCES = [
     "tests/faults",
 ]
 RELEASES = WORKSPACE.stacks.releases
+BUILD_KVCACHED = "build-kvcached-host"
 DEMO_SLICE = "kvcr"
 FAULT_LOOP = {
     "PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("faults", "e2e"))
@@ -48,6 +49,7 @@ FAULT_LOOP = {
 RUNS = [
     stackkit.Run("tests-stack"),
     *(stackkit.Run("tests-host", release) for release in RELEASES),
+    stackkit.Run("tests-kvcached-host", RELEASES[0]),
     *(
         stackkit.Run(entry.validation, release)
         for entry in SLICES.values()
@@ -162,12 +164,25 @@ def add_validate(slice_id: str, builds: list[str]) -> None:
         conclude(session, (stackkit.validate(WORKSPACE, slice_id, each) for each in over))
 
 
+@nox.session(name=BUILD_KVCACHED, python=False, requires=["base"])
+@reported
+def build_kvcached_host(session: nox.Session) -> None:
+    """Build kvcached's released sources over host memory, once."""
+    for wheel in WORKSPACE.kvcached_host.build(make(session, "base", BASE), session.log):
+        session.log(wheel.name)
+
+
 BUILD_HOST = add_build(WORKSPACE.host)
 BUILDS = {slice_id: add_build(WORKSPACE.package(slice_id)) for slice_id in SLICES}
 
 
 def builds_of(slice_id: str) -> list[str]:
-    return [BUILD_HOST, *(BUILDS[entry.id] for entry in WORKSPACE.stacks.closure(slice_id))]
+    kvcached = [BUILD_KVCACHED] if "kvcached" in WORKSPACE.stacks.pinned(slice_id) else []
+    return [
+        BUILD_HOST,
+        *kvcached,
+        *(BUILDS[entry.id] for entry in WORKSPACE.stacks.closure(slice_id)),
+    ]
 
 
 for each in SLICES:
@@ -189,6 +204,14 @@ def tests_host(session: nox.Session) -> None:
     """Test what runs the real SGLang without a GPU, on each release of it."""
     over = layers(session, RELEASES)
     conclude(session, (stackkit.validate_host(WORKSPACE, each) for each in over))
+
+
+@nox.session(name="tests-kvcached-host", requires=["base", BUILD_HOST, BUILD_KVCACHED])
+@reported
+def tests_kvcached_host(session: nox.Session) -> None:
+    """Test kvcached over host memory, and what stands in for CUDA there."""
+    over = layer(session, RELEASES[0])
+    conclude(session, [stackkit.validate_kvcached_host(WORKSPACE, over)])
 
 
 @nox.session(name="tests-stack", python=False, requires=["tools"])

@@ -46,6 +46,14 @@ class Environment:
     def site_packages(self) -> Path:
         return self.path / "lib" / f"python{_series()}" / "site-packages"
 
+    @property
+    def made_from(self) -> str:
+        """The digest of the recipe; SetupError if the environment was not completed from one."""
+        try:
+            return (self.path / _STAMP).read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise SetupError(f"{self.path}: not an environment that was made completely") from error
+
 
 @dataclass(frozen=True)
 class Layer:

@@ -137,6 +137,10 @@ class Stacks:
                 wanted.update(entry.requires)
         return tuple(entry for entry in self.slices.values() if entry.id in wanted)
 
+    def pinned(self, slice_id: str) -> frozenset[str]:
+        """The third-party distributions that the closure pins."""
+        return frozenset(pin.distribution for entry in self.closure(slice_id) for pin in entry.pins)
+
     def outsiders(self, slice_id: str) -> tuple[Slice, ...]:
         """Every slice outside the closure: successors and those of other branches."""
         inside = self.closure(slice_id)

@@ -37,6 +37,8 @@ def validate(workspace: Workspace, slice_id: str, layer: Layer) -> SessionResult
     closure = workspace.stacks.closure(slice_id)
     packages = [workspace.host, *(workspace.package(entry.id) for entry in closure)]
     digests = install(workspace, packages, layer)
+    if "kvcached" in workspace.stacks.pinned(slice_id):
+        install_kvcached(workspace, layer)
     check_requirements(workspace, slice_id, layer)
     check_imports(workspace, slice_id, layer)
     entry = workspace.stacks.slices[slice_id]
@@ -55,6 +57,18 @@ def validate_host(workspace: Workspace, layer: Layer) -> SessionResult:
     results = run_away(workspace, host, gates, layer)
     return SessionResult(
         session="tests-host", release=layer.release, packages=digests, gates=results
+    )
+
+
+def validate_kvcached_host(workspace: Workspace, layer: Layer) -> SessionResult:
+    """Run the tests of kvcached over host memory, with no slice installed."""
+    host = workspace.host
+    digests = install(workspace, [host], layer)
+    install_kvcached(workspace, layer)
+    gates = [_whole("tests-kvcached-host")]
+    results = run_away(workspace, host, gates, layer, tests=Path("kvcached_host", "tests"))
+    return SessionResult(
+        session="tests-kvcached-host", release=layer.release, packages=digests, gates=results
     )
 
 
@@ -90,16 +104,25 @@ def install(workspace: Workspace, packages: Sequence[Package], layer: Layer) -> 
     """
     wheels = [Wheel.current(package, workspace.wheels(package)) for package in packages]
     layer.lay()
-    options = ["--quiet", "--no-index", "--no-deps", "--force-reinstall"]
-    if layer.run("-m", "pip", "install", *options, *(wheel.path for wheel in wheels)) != 0:
-        names = ", ".join(wheel.path.name for wheel in wheels)
-        raise ValidationError(f"cannot install {names}")
+    _pip_install(layer, [wheel.path for wheel in wheels])
     if layer.release:
         check_release(layer)
     return {
         package.distribution: wheel.package_digest
         for package, wheel in zip(packages, wheels, strict=True)
     }
+
+
+def install_kvcached(workspace: Workspace, layer: Layer) -> None:
+    """Install the build of kvcached for a host, after install(), with what it needs."""
+    _pip_install(layer, workspace.kvcached_host.current(layer.bases[-1]))
+
+
+def _pip_install(layer: Layer, wheels: Sequence[Path]) -> None:
+    options = ["--quiet", "--no-index", "--no-deps", "--force-reinstall"]
+    if layer.run("-m", "pip", "install", *options, *wheels) != 0:
+        names = ", ".join(wheel.name for wheel in wheels)
+        raise ValidationError(f"cannot install {names}")
 
 
 def check_requirements(workspace: Workspace, slice_id: str, layer: Layer) -> None:
@@ -161,15 +184,23 @@ def _is_within(origin: str | None, folder: Path) -> bool:
 
 
 def run_away(
-    workspace: Workspace, package: Package, gates: Sequence[Gate], layer: Layer
+    workspace: Workspace,
+    package: Package,
+    gates: Sequence[Gate],
+    layer: Layer,
+    *,
+    tests: Path = Path("tests"),
 ) -> tuple[GateResult, ...]:
-    """Run the tests of `package` from a temporary copy, out of reach of the sources."""
+    """Run the tests of `package` from a temporary copy, out of reach of the sources.
+
+    `tests` is their folder in the package.
+    """
     with tempfile.TemporaryDirectory(prefix=f"{package.distribution}-") as folder:
         work = Path(folder).resolve()
-        tests = work / "tests"
-        tests.mkdir()
+        copied = work / tests
+        copied.mkdir(parents=True)
         for file in package.files():
-            if file.parts[0] == "tests":
+            if file.is_relative_to(tests):
                 (work / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(package.folder / file, work / file)
-        return run_gates(gates, tests, layer, settings=workspace.settings, cwd=work)
+        return run_gates(gates, copied, layer, settings=workspace.settings, cwd=work)

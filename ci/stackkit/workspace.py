@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from .kvcached_host import KvcachedHost
 from .package import Package
 from .stack import HOST, Stacks, load
 
@@ -48,6 +49,14 @@ class Workspace:
     def host(self) -> Package:
         """What runs the real SGLang without a GPU: a test tool, never a slice."""
         return Package.read(self.root / "ci" / "host")
+
+    @property
+    def kvcached_host(self) -> KvcachedHost:
+        return KvcachedHost(
+            sources=self.root / "ci" / "host" / "kvcached_host",
+            lock=self.lock("kvcached"),
+            folder=self.root / "build" / "wheels" / "kvcached-host",
+        )
 
     def wheels(self, package: Package) -> Path:
         return self.root / "build" / "wheels" / package.distribution.removeprefix("kvstrata-")

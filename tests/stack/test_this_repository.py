@@ -46,8 +46,8 @@ def test_installing_a_slice_never_installs_a_host(folder: Path) -> None:
 def locked(lock: Path) -> Iterator[tuple[str, str]]:
     """The distributions of a lock with their exact versions."""
     for line in lock.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            requirement = Requirement(line)
+        if not line.lstrip().startswith(("#", "--hash=")):
+            requirement = Requirement(line.removesuffix("\\"))
             (exact,) = requirement.specifier
             assert exact.operator == "==", f"{lock.name}: {line}"
             yield canonicalize_name(requirement.name), exact.version

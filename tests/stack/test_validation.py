@@ -257,6 +257,19 @@ def test_a_wheel_that_was_never_built_is_refused(checkout: Checkout) -> None:
         checkout.validate("top")
 
 
+def test_a_slice_over_one_that_pins_kvcached_is_tested_with_its_host_build(
+    checkout: Checkout,
+) -> None:
+    pin = 'pins = [{ distribution = "kvcached", version = "1.2" }]'
+    stack = "stacks/synthetic.toml"
+    before, after = (checkout.root / stack).read_text(encoding="utf-8").split('id = "bottom"')
+    checkout.write(stack, before + 'id = "bottom"' + after.replace("pins = []", pin))
+    assert checkout.workspace.stacks.pinned("top") == {"kvcached"}
+
+    with pytest.raises(StaleWheelError, match=r"kvcached: no wheel .*nox -s build-kvcached-host"):
+        checkout.validate("top")
+
+
 def test_an_importable_successor_is_refused(checkout: Checkout) -> None:
     checkout.validate("top")
 
