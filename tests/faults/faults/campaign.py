@@ -31,9 +31,15 @@ from .tally import Report, Tally
 _LOOPBACK = "127.0.0.1"
 _RELAYED = "127.0.0.2"
 _REQUESTS_DURING = 2
-_RECOVERY_S = 15.0
+_RECOVERY_S = 30.0
 _REQUEST_TIMEOUT_S = 120.0
-_TIMEOUTS: dict[str, Json] = {"operation_timeout_seconds": 5, "abandon_timeout_seconds": 10}
+_TIMEOUTS: dict[str, Json] = {
+    # Longer than the longest freeze: a KVCR that stood still for longer writes for no peer again.
+    "operation_timeout_seconds": 15,
+    "abandon_timeout_seconds": 30,
+    # Longer than what the slow peer takes to greet.
+    "peer_probe_timeout_seconds": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -109,12 +115,15 @@ class Campaign:
                     self._ask(next(turn), tally)
             recovered = self._recover(turn, tally)
             tally.recovered += recovered
-            for each in (self._target, self._source):
-                if not each.healthy():
-                    tally.lost += 1
-                    each.server.kill()
-                    each.server.start()
-                    self._refill()
+            ill = [each for each in (self._target, self._source) if not each.healthy()]
+            tally.lost += len(ill)
+            # Without a source that serves, the next faults would show nothing.
+            again = ill if recovered else [*ill, self._source]
+            for each in dict.fromkeys(again):
+                each.server.kill()
+                each.server.start()
+            if again:
+                self._refill()
             self._progress.step(
                 f"{number}/{self.plan.faults}",
                 f"{kind}: {'recovered' if recovered else 'not recovered'} after "
