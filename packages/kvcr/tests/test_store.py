@@ -12,8 +12,8 @@ import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
-from kvstrata.kvcr import ConfigError, hooks
-from kvstrata.kvcr.hints import Endpoint, Hint, carrying
+from kvstrata.kvcr import ConfigError
+from kvstrata.kvcr.hints import Endpoint, Hint, RequestHint, carrying
 from kvstrata.kvcr.store import KvcrStore
 from kvstrata_host.ports import free_ports
 from kvstrata_host.rank import PAGE_TOKENS, Kind, Rank, bring_up, make_pools, page_hashes
@@ -54,14 +54,15 @@ def running(kind: Kind = "mha", layout: int = 0, **changes: object) -> Iterator[
         made.close()
 
 
-def hint_to(source: Replica, tokens: list[int]) -> str:
+def hint_to(source: Replica, tokens: list[int]) -> RequestHint:
     payload = {
         "source_control_endpoint": f"tcp://127.0.0.1:{source.settings['control_port']}",
         "block_hashes": [int(page[:16], 16) for page in page_hashes(tokens)],
         "mode": "copy",
     }
     action = {"action_type": "kv.fetch", "action_version": "1.0", "payload": payload}
-    return json.dumps({"protocol_version": "0.1", "message_id": "m", "actions": [action]})
+    envelope = {"protocol_version": "0.1", "message_id": "m", "actions": [action]}
+    return RequestHint(json.dumps(envelope))
 
 
 def equal(restored: list[torch.Tensor], written: list[torch.Tensor]) -> bool:
@@ -136,7 +137,7 @@ def test_a_hint_to_oneself_is_a_local_restore() -> None:
 def test_a_malformed_hint_leaves_the_local_restore_as_it_is(raw: object) -> None:
     with running() as own:
         own.back_up(TOKENS)
-        with carrying(raw):
+        with carrying(RequestHint(raw)):
             assert own.restore(TOKENS)[0] == len(TOKENS)
 
 
@@ -220,13 +221,6 @@ def test_a_closed_store_is_a_miss() -> None:
         assert store.batch_exists(page) == 0
         assert store.batch_get_v1(page, indices) == [False]
         assert store.batch_set_v1(page, indices) == [False]
-
-
-def test_every_rank_backs_up_its_own_copy() -> None:
-    with running("mla") as own:
-        own.controller.backup_skip = True
-        hooks.use_zero_copy(own.controller)
-        assert own.controller.backup_skip is False
 
 
 RANK = HiCacheStorageConfig(

@@ -14,10 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +30,8 @@ MAX_HINT_CHARACTERS = 256 << 10
 MAX_ACTIONS = 16
 MAX_HASHES = 8192
 
-CUSTOM_PARAM = "kv_hints"
-"""Key of ``sampling_params.custom_params`` that carries a hint on SGLang 0.5.20."""
+FIELD = "kv_hints"
+"""Where a request has its hint: a field of SGLang 0.5.21, else a key of ``custom_params``."""
 
 # KVCR 0.1.1 listens on IPv4 alone.
 _ENDPOINT = re.compile(r"tcp://([A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
@@ -144,13 +147,15 @@ class HintPolicy:
         return hint
 
     def _read(self, raw: object) -> tuple[Hint | None, str]:
-        if not isinstance(raw, str):
-            return None, f"expected JSON text, got {type(raw).__name__}"
-        if len(raw) > MAX_HINT_CHARACTERS:
-            return None, f"more than {MAX_HINT_CHARACTERS} characters"
         try:
-            envelope = msgspec.json.decode(raw, type=_Envelope)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            # SGLang's own envelope is checked as the text that it stands for: one set of rules.
+            text = msgspec.json.encode(raw) if isinstance(raw, msgspec.Struct) else raw
+            if not isinstance(text, (str, bytes)) or isinstance(raw, bytes):
+                return None, f"expected JSON text or an envelope, got {type(raw).__name__}"
+            if len(text) > MAX_HINT_CHARACTERS:
+                return None, f"more than {MAX_HINT_CHARACTERS} characters"
+            envelope = msgspec.json.decode(text, type=_Envelope)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             return None, str(error)
         problem = "no kv.fetch 1.0 action"
         for action in envelope.actions:
@@ -166,7 +171,7 @@ class HintPolicy:
             if (action.action_type, action.action_version) != ("kv.fetch", "1.0"):
                 return None, ""
             payload = msgspec.json.decode(action.payload, type=_Payload)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             return None, str(error)
         # Not a bound of the type: msgspec's integer bounds end at 63 bits.
         if min(payload.block_hashes) < 0 or max(payload.block_hashes) >= 1 << 64:
@@ -190,11 +195,64 @@ class HintPolicy:
         return True
 
 
-def hint_in(custom_params: object) -> object:
-    """The raw hint among a request's custom parameters, or None."""
-    if not isinstance(custom_params, Mapping):
-        return None
-    return custom_params.get(CUSTOM_PARAM)
+class HintReader(Protocol):
+    """What makes a hint of a raw one: `HintPolicy.accept` of a store."""
+
+    def accept_hint(self, raw: object) -> Hint | None:
+        """The hint that can be followed, or None; never raises."""
+
+
+class RequestHint:
+    """The hint of one request, read when it is first needed and then kept.
+
+    It is made on the scheduler thread and read on a storage thread: reading thousands of hashes
+    takes longer than the scheduler has.
+    """
+
+    def __init__(self, raw: object) -> None:
+        self._raw = raw
+        self._read: tuple[HintReader, Hint | None] | None = None
+
+    def read_by(self, reader: HintReader) -> Hint | None:
+        """What `reader` makes of it; another reader, as after a new attachment, reads anew."""
+        read = self._read
+        if read is None or read[0] is not reader:
+            read = self._read = (reader, reader.accept_hint(self._raw))
+        return read[1]
+
+
+_KEPT = "kvstrata_kvcr_hint"
+
+
+def request_hint(request: "Req") -> RequestHint | None:
+    """The hint that came with a request: the same one at each of its prefetches."""
+    hint = kept_hint(request)
+    if hint is None:
+        raw = getattr(request, FIELD, None)
+        params = request.sampling_params.custom_params
+        if raw is None and isinstance(params, Mapping):
+            raw = params.get(FIELD)
+        if raw is not None:
+            hint = RequestHint(raw)
+            keep_hint(request, hint)
+    return hint
+
+
+def keep_hint(owner: object, hint: object) -> None:
+    """Attach a hint to a request or an operation of SGLang."""
+    setattr(owner, _KEPT, hint)
+
+
+def kept_hint(owner: object) -> RequestHint | None:
+    """The hint attached to a request or an operation of SGLang, or None."""
+    hint = getattr(owner, _KEPT, None)
+    return hint if isinstance(hint, RequestHint) else None
+
+
+def operation_hint(operation: object, reader: HintReader) -> Hint | None:
+    """The hint of the request that an operation works for, read."""
+    hint = kept_hint(operation)
+    return hint.read_by(reader) if hint is not None else None
 
 
 _carried: ContextVar[object] = ContextVar("kvstrata_kvcr_hint", default=None)
