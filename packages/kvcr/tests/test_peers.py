@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from kvstrata.kvcr.hints import Endpoint
+from kvstrata.kvcr.endpoints import Endpoint
 from kvstrata.kvcr.peers import PeerProbe
 
 

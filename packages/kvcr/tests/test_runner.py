@@ -16,7 +16,8 @@ import pytest
 from kvcr.types import CacheTier
 
 from kvstrata.kvcr import StartupError
-from kvstrata.kvcr.hints import Endpoint, Hint
+from kvstrata.kvcr.endpoints import Endpoint
+from kvstrata.kvcr.hints import Hint
 from kvstrata.kvcr.peers import PeerProbe
 from kvstrata.kvcr.runner import Runner, RunnerAddress
 from kvstrata_host.ports import free_ports

@@ -13,7 +13,8 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
 from kvstrata.kvcr import ConfigError, hooks
-from kvstrata.kvcr.hints import Endpoint, Hint, carrying
+from kvstrata.kvcr.endpoints import Endpoint
+from kvstrata.kvcr.hints import Hint, carrying
 from kvstrata.kvcr.store import KvcrStore
 from kvstrata_host.ports import free_ports
 from kvstrata_host.rank import PAGE_TOKENS, Kind, Rank, bring_up, make_pools, page_hashes

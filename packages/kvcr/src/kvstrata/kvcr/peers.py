@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from .hints import Endpoint
+from .endpoints import Endpoint
 
 _ALIVE_SECONDS = 1.0
 _DEAD_SECONDS = 2.0

@@ -30,8 +30,9 @@ from kvcr.types import (
 )
 
 from .dram import DramTier
+from .endpoints import Endpoint
 from .errors import StartupError
-from .hints import Endpoint, Hint
+from .hints import Hint
 from .keys import PageKeys, event_hash
 from .layout import HostPages
 

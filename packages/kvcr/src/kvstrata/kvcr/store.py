@@ -24,8 +24,9 @@ from sglang.srt.mem_cache.hicache_storage import (
 from . import nixl_thread
 from .activation import activate
 from .config import KvcrConfig
+from .endpoints import Endpoint, EndpointPolicy
 from .errors import ConfigError
-from .hints import Endpoint, Hint, HintPolicy, carried
+from .hints import Hint, HintPolicy, carried
 from .identity import model_identity
 from .keys import Namespace, page_key
 from .layout import HostPages, HostPool
@@ -101,7 +102,10 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
         self._rank = _rank_of(storage_config)
         advertised = self._config.advertise_host or self._config.bind_host
         self._own = Endpoint(advertised, self._config.control_port)
-        self._hints = HintPolicy(self._config.trust_request_hints, self._config.allowed_peers)
+        self._hints = HintPolicy(
+            self._config.trust_request_hints,
+            EndpointPolicy(self._config.allowed_peers, advertised),
+        )
         self._probe = PeerProbe(self._config.peer_probe_timeout_seconds)
         self._runner: Runner | None = None
         self._namespace = b""
