@@ -51,7 +51,7 @@ class KvcrConfig(msgspec.Struct, frozen=True, kw_only=True):
     allowed_peers: Annotated[
         tuple[Host, ...],
         Meta(
-            description="Hosts that hints may name, as host or host:port; empty means any fit IP."
+            description="Peers that hints may name, as host or host:port; empty means any fit IP."
         ),
     ] = ()
     model_id: Annotated[
