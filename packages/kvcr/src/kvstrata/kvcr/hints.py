@@ -7,7 +7,6 @@ and others produce.
 """
 
 import logging
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from .endpoints import Endpoint, EndpointPolicy
+from .rate_limit import RateLimit
 
 logger = logging.getLogger(__name__)
 
@@ -73,23 +73,6 @@ class Hint:
         return {"protocol_version": "0.1", "message_id": "restore", "actions": [action]}
 
 
-@dataclass
-class _RateLimit:
-    """Lets one message through per interval and counts the others."""
-
-    interval_seconds: float
-    suppressed: int = 0
-    _next: float = field(default=0.0, init=False)
-
-    def admits(self) -> bool:
-        now = time.monotonic()
-        if now < self._next:
-            self.suppressed += 1
-            return False
-        self._next = now + self.interval_seconds
-        return True
-
-
 @dataclass(frozen=True)
 class HintPolicy:
     """Which hints this server follows.
@@ -101,7 +84,7 @@ class HintPolicy:
 
     trusted: bool
     endpoints: EndpointPolicy = field(default_factory=EndpointPolicy)
-    _warnings: _RateLimit = field(default_factory=lambda: _RateLimit(10.0), compare=False)
+    _warnings: RateLimit = field(default_factory=lambda: RateLimit(10.0), compare=False)
 
     def accept(self, raw: object) -> Hint | None:
         """The first action of a raw hint that can be followed, or None; never raises."""

@@ -30,6 +30,8 @@ from .hints import Hint, HintPolicy, carried
 from .identity import model_identity
 from .keys import Namespace, page_key
 from .layout import HostPages, HostPool
+from .losses import Discards
+from .metrics import recorder_for
 from .peers import PeerProbe
 from .preflight import check_port_free
 from .runner import Blocks, Deadlines, Runner, RunnerAddress
@@ -106,9 +108,12 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
             self._config.trust_request_hints,
             EndpointPolicy(self._config.allowed_peers, advertised),
         )
-        self._probe = PeerProbe(self._config.peer_probe_timeout_seconds)
+        recorder = recorder_for(storage_config)
+        self._probe = PeerProbe(self._config.peer_probe_timeout_seconds, recorder)
+        self.discards = Discards(recorder)
         self._runner: Runner | None = None
         self._namespace = b""
+        self.operation_timeout_seconds = self._config.operation_timeout_seconds
 
     # Lifetime
 
