@@ -57,6 +57,9 @@ class KvcrConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_id: Annotated[
         str, Meta(description="Name of the weights; empty means derived from the model's files.")
     ] = ""
+    startup_timeout_seconds: Annotated[
+        Seconds, Meta(description="How long dram_bytes may take to become resident at start.")
+    ] = 300.0
     operation_timeout_seconds: Annotated[
         Seconds, Meta(description="After this long an operation is cancelled.")
     ] = 30.0

@@ -62,10 +62,13 @@ class RunnerAddress:
 
 @dataclass(frozen=True)
 class Deadlines:
-    """When KVCR cancels an operation, and when it gives a cancelled one up."""
+    """When KVCR cancels an operation, when it gives a cancelled one up, and how long its memory may
+    take to become resident.
+    """
 
     operation_seconds: float
     abandon_seconds: float
+    startup_seconds: float = 300.0
 
 
 class _NoFrameworkPages:
@@ -115,7 +118,7 @@ class Runner:
         self._deadlines = deadlines
         self._is_gone = is_gone
         self._end_worker = end_worker
-        self._dram = DramTier(pages.dram_pools(dram_bytes))
+        self._dram = DramTier(pages.dram_pools(dram_bytes), deadlines.startup_seconds)
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False

@@ -184,7 +184,11 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
             ),
             pages,
             config.dram_bytes,
-            Deadlines(config.operation_timeout_seconds, config.abandon_timeout_seconds),
+            Deadlines(
+                config.operation_timeout_seconds,
+                config.abandon_timeout_seconds,
+                config.startup_timeout_seconds,
+            ),
             self._probe.is_gone,
             end_worker,
         )
