@@ -31,7 +31,7 @@ from .identity import model_identity
 from .keys import Namespace, page_key
 from .layout import HostPages, HostPool
 from .losses import Discards
-from .metrics import recorder_for
+from .metrics import Source, recorder_for
 from .peers import PeerProbe
 from .preflight import check_port_free
 from .runner import Blocks, Deadlines, Runner, RunnerAddress
@@ -108,9 +108,9 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
             self._config.trust_request_hints,
             EndpointPolicy(self._config.allowed_peers, advertised),
         )
-        recorder = recorder_for(storage_config)
-        self._probe = PeerProbe(self._config.peer_probe_timeout_seconds, recorder)
-        self.discards = Discards(recorder)
+        self._recorder = recorder_for(storage_config)
+        self._probe = PeerProbe(self._config.peer_probe_timeout_seconds, self._recorder)
+        self.discards = Discards(self._recorder)
         self._runner: Runner | None = None
         self._namespace = b""
         self.operation_timeout_seconds = self._config.operation_timeout_seconds
@@ -231,7 +231,10 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
             return 0
         hint = self._peer_hint(carried())
         tiers = runner.query([page_key(key, self._namespace) for key in keys], hint)
-        return next((i for i, tier in enumerate(tiers) if tier is None), len(tiers))
+        found = next((i for i, tier in enumerate(tiers) if tier is None), len(tiers))
+        if found < len(keys):
+            self._recorder.missed("absent", pages=len(keys) - found)
+        return found
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
@@ -260,6 +263,7 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
         filled = dict(zip(found, runner.deliver(found, hint), strict=True)) if found else {}
         results = [filled.get(key, False) for key in blocks]
         sources = [tier for tier, restored in zip(tiers, results, strict=True) if restored]
+        self._record_restored(runner, sources, time.monotonic() - started)
         logger.info(
             "kvcr restore pages=%d restored=%d from_dram=%d from_peer=%d peer=%s bytes=%d ms=%.1f",
             len(keys),
@@ -285,6 +289,12 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
             return [False] * len(keys)
         started = time.monotonic()
         results = runner.deposit(self._blocks(runner, keys, host_indices))
+        self._recorder.backed_up(
+            _KV,
+            pages=sum(results),
+            page_bytes=runner.pages.page_bytes,
+            seconds=time.monotonic() - started,
+        )
         logger.info(
             "kvcr backup pages=%d held=%d bytes=%d ms=%.1f",
             len(keys),
@@ -293,6 +303,23 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
             (time.monotonic() - started) * 1000,
         )
         return results
+
+    def _record_restored(
+        self, runner: Runner, tiers: Sequence[CacheTier | None], seconds: float
+    ) -> None:
+        sources: tuple[tuple[CacheTier, Source], ...] = (
+            (CacheTier.LOCAL_G2, "local"),
+            (CacheTier.REMOTE_G2, "peer"),
+        )
+        for tier, source in sources:
+            if pages := tiers.count(tier):
+                self._recorder.restored(
+                    _KV,
+                    source,
+                    pages=pages,
+                    page_bytes=runner.pages.page_bytes,
+                    seconds=seconds,
+                )
 
     def _blocks(self, runner: Runner, keys: Sequence[str], host_indices: torch.Tensor) -> Blocks:
         page_indices = runner.pages.page_indices(host_indices)
