@@ -55,6 +55,8 @@ def _type(kind: inspect.Type, name: str) -> str:
         return "true or false"
     if isinstance(kind, inspect.StrType):
         return "text"
+    if isinstance(kind, inspect.LiteralType):
+        return " or ".join(str(value) for value in kind.values)
     if isinstance(kind, inspect.VarTupleType):
         return f"list of {_type(kind.item_type, name)}"
     if isinstance(kind, inspect.IntType) and name.endswith("_bytes"):

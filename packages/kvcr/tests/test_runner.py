@@ -17,8 +17,9 @@ from kvcr.types import CacheTier
 
 from kvstrata.kvcr import StartupError
 from kvstrata.kvcr.hints import Endpoint, Hint
+from kvstrata.kvcr.instance import RunnerAddress
 from kvstrata.kvcr.peers import PeerProbe
-from kvstrata.kvcr.runner import Runner, RunnerAddress
+from kvstrata.kvcr.runner import Runner
 from kvstrata_host.ports import free_ports
 
 from .memory import PageMemory, deadlines, key, page_hash, pattern
@@ -70,7 +71,7 @@ class Target:
         self.ended: list[str] = []
         self.runner = Runner(
             reached_at("target"),
-            self.memory.pages,
+            self.memory.pools,
             DRAM_PAGES * PAGE_BYTES,
             deadlines(),
             PeerProbe(timeout_seconds=0.25).is_gone,
@@ -250,8 +251,8 @@ def test_closing_twice_is_closing_once_and_everything_is_a_miss_afterwards(targe
 
 
 def start_again(target: Target) -> Runner:
-    pages, address = target.memory.pages, target.runner.address
-    return Runner(address, pages, PAGE_BYTES, deadlines(), lambda source: False, print)
+    pools, address = target.memory.pools, target.runner.address
+    return Runner(address, pools, PAGE_BYTES, deadlines(), lambda source: False, print)
 
 
 def test_the_ports_are_free_again_after_closing(target: Target) -> None:
