@@ -15,6 +15,7 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolTransfer
 
 from kvstrata.kvcr.hints import Endpoint, Hint
+from kvstrata.kvcr.runner import Runner
 from kvstrata.kvcr.store import KvcrStore
 from kvstrata_host.hybrid import HYBRIDS, make_hybrid
 from kvstrata_host.ports import free_ports
@@ -110,6 +111,13 @@ class PlainReplica:
                 self.store.register_mem_pool_host(pool)
             self.store.register_mem_host_pool_v2(pool, name)
         self.store.start()
+
+    @property
+    def runner(self) -> Runner:
+        session = self.store._session
+        if session is None:
+            raise AssertionError("the store does not run")
+        return session.runner
 
     @property
     def physical(self) -> list[Pages]:

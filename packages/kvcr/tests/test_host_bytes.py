@@ -94,7 +94,7 @@ def test_the_comparison_notices_one_damaged_byte(kind: str) -> None:
     own = PlainReplica(pools_of(kind, "page_first"), settings())
     try:
         own.back_up(ALL)
-        for _, address, _ in own.store._session.runner._dram.pools:
+        for _, address, _ in own.runner._dram.pools:
             byte = ctypes.c_ubyte.from_address(address + 7)
             byte.value ^= 1
             with pytest.raises(AssertionError, match="does not hold what it should"):
@@ -221,7 +221,7 @@ def test_a_call_that_makes_no_sense_is_a_miss_of_every_page_before_any_io(
             window.host_indices = None
         calls: list[object] = []
         for method in ("deposit", "deliver", "fetch"):
-            monkeypatch.setattr(own.store._session.runner, method, calls.append)
+            monkeypatch.setattr(own.runner, method, calls.append)
         expected = {str(kv.name): [False] * 2, str(window.name): [False] * 2}
         assert own.store.batch_get_v2([kv, window]) == expected
         assert own.store.batch_set_v2([kv, window]) == expected

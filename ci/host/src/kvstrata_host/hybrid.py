@@ -7,9 +7,10 @@ Host pools of several names belong together; the first is the anchor.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
-from kvstrata_host.rank import LAYERS, PAGE_TOKENS, bring_up, make_indexer, make_pools, warnings
+from kvstrata_host.rank import LAYERS, PAGE_TOKENS, bring_up, make_indexer, make_pools
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -73,7 +74,8 @@ def make_window(layout: str) -> Any:  # noqa: ANN401 - SGLang ships no types
 def make_states(layout: str, temporal: torch.dtype = torch.float32) -> Any:  # noqa: ANN401
     """The host pool of Mamba states: a page is one state of a temporal and two conv tensors."""
     bring_up()
-    shape = dict.fromkeys((field.name for field in dataclasses.fields(Mamba2StateShape)), 1)
+    # What a shape says besides its tensors is nothing to a pool of states.
+    shape: dict[str, object] = {field.name: 1 for field in dataclasses.fields(Mamba2StateShape)}
     shape |= {
         "conv": [(12, 3), (8, 3)],
         "temporal": (2, 4, 8),

@@ -32,8 +32,8 @@ class Weights:
         """
         if model_id:
             return cls(model_id)
-        apart = draft_path is not None and draft_path != model_path
-        return cls(model_identity(model_path), model_identity(draft_path) if apart else "")
+        draft = model_identity(draft_path) if draft_path and draft_path != model_path else ""
+        return cls(model_identity(model_path), draft)
 
     def behind(self, pool_name: str, pool: HostPool) -> str:
         """The identity of everything that computed a pool's pages.

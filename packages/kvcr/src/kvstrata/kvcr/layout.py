@@ -173,7 +173,7 @@ def _check_kind(name: str, pool: HostPool) -> None:
     if getattr(pool, "shared_allocation_domain", None) is not None:
         raise ConfigError(
             "--enable-unified-memory",
-            True,
+            "set",
             "unset",
             f"Unset it: the pages of the {name} pool would move while KVCR writes to them.",
         )

@@ -81,10 +81,11 @@ class HostPools:
                 "Choose another backend.",
             )
         if dram_bytes < minimum:
+            names = ", ".join(pages.name for pages in self.physical)
             raise ConfigError(
                 "dram_bytes",
                 dram_bytes,
-                f"at least {minimum}: one page of each of {', '.join(p.name for p in self.physical)}",
+                f"at least {minimum}: one page of each of {names}",
                 "Raise dram_bytes; a useful tier holds many thousand pages.",
             )
         host_bytes = sum(pages.page_bytes * pages.page_count for pages in self.physical)

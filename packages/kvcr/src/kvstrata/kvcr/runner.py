@@ -28,16 +28,19 @@ from kvcr.types import (
 )
 
 from .dram import DramTier
+from .errors import ConfigError
 from .hints import Endpoint, Hint
 from .instance import Deadlines, RunnerAddress, retain, start_kvcr
 from .keys import event_hash, namespace_of
 from .pools import HostPools
+from .preflight import check_port_free
 
 logger = logging.getLogger(__name__)
 
 _BUSY_POLL_SECONDS = 0.0005
 _IDLE_POLL_SECONDS = 0.008
 _SOURCE_CHECK_SECONDS = 1.0
+_RELEASE_SECONDS = 5.0
 
 Blocks = Mapping[BlockKey, list[MemoryRef]]
 Results = Mapping[BlockKey, OpEntryResult]
@@ -157,7 +160,7 @@ class Runner:
         return self._held[namespace]
 
     def close(self) -> None:
-        """Stop; pages stay registered until this returns. Idempotent."""
+        """Stop; pages stay registered and ports taken until this returns. Idempotent."""
         with self._lock:
             if self._closing:
                 return
@@ -172,6 +175,20 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - KVCR re-raises what its threads met
             retain(self._kvcr, self._dram)
             logger.error("kvcr did not close cleanly, its memory is kept: %s", error)
+            return
+        # ZeroMQ closes its listener on a thread of its own, some time after it was told to.
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while not self._ports_are_free() and time.monotonic() < deadline:
+            time.sleep(_BUSY_POLL_SECONDS)
+
+    def _ports_are_free(self) -> bool:
+        address = self.address
+        try:
+            check_port_free("control_port", address.bind_host, address.control_port)
+            check_port_free("nixl_port", "", address.nixl_port)
+        except ConfigError:
+            return False
+        return True
 
     @contextmanager
     def _hinted(self, keys: Sequence[BlockKey], hint: Hint | None) -> Iterator[str | None]:

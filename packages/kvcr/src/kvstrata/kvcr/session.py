@@ -115,9 +115,7 @@ class Session:
             page_bytes = self.runner.pools.named(pool).page_bytes
             if pages := results.get(pool, []).count(True):
                 held_bytes += pages * page_bytes
-                self.recorder.backed_up(
-                    pool, pages=pages, page_bytes=page_bytes, seconds=seconds
-                )
+                self.recorder.backed_up(pool, pages=pages, page_bytes=page_bytes, seconds=seconds)
             self.recorder.occupancy(
                 pool,
                 used_bytes=self.runner.held(namespace) * page_bytes,

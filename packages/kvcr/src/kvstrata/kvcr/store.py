@@ -9,12 +9,10 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import (
-    HiCacheStorage,
     HiCacheStorageConfig,
     HiCacheStorageExtraInfo,
     PoolHitPolicy,
@@ -28,6 +26,7 @@ from .activation import activate
 from .batch import PoolPages
 from .boundaries import PoolPresence, legal_boundaries
 from .config import KvcrConfig
+from .contract import Contained, ZeroCopyStorage
 from .errors import ConfigError
 from .hints import Endpoint, Hint, HintPolicy, carried
 from .identity import Weights, value_types
@@ -49,7 +48,7 @@ _KV = "kv"
 """SGLang's name of the pool that the calls of the first version mean."""
 
 
-class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
+class KvcrStore(ZeroCopyStorage):
     """KVCR as storage of one rank's pages, in all of its host pools.
 
     Register the pools, then `start`. From then on nothing raises, except that a pool which is
@@ -130,9 +129,7 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
         pools = HostPools.of(HostPages.of(name, pool) for name, pool in self._host_pools.items())
         runner = self._start_runner(pools)
         namespaces = {pages.name: self._namespace(pages) for pages in pools.physical}
-        self._session = Session(
-            runner, namespaces, self._config.peer_restore_mode, self._recorder
-        )
+        self._session = Session(runner, namespaces, self._config.peer_restore_mode, self._recorder)
         self._has_stored = False
 
     def close(self) -> None:
@@ -203,7 +200,7 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
         return None
 
     def _peer(self) -> Peer:
-        """The current hint, aimed at this rank's counterpart on its source, if that can be asked."""
+        """The current hint, aimed at this rank's counterpart on its source if that is reachable."""
         hint = carried()
         if not isinstance(hint, Hint) or hint.source == self._own:
             return Peer()
@@ -314,48 +311,17 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
                 return session.back_up(_pool_pages(transfers))
         return _no_pages(transfers)
 
-    # The one-page calls of the contract, which the zero-copy path never makes.
-
-    def get(self, key: str, target_location: object = None, target_sizes: object = None) -> None:
-        return None
-
-    def batch_get(
-        self, keys: Sequence[str], target_locations: object = None, target_sizes: object = None
-    ) -> list[None]:
-        return [None] * len(keys)
-
-    def set(
-        self,
-        key: str,
-        value: object = None,
-        target_location: object = None,
-        target_sizes: object = None,
-    ) -> bool:
-        return False
-
-    def batch_set(
-        self,
-        keys: Sequence[str],
-        values: object = None,
-        target_locations: object = None,
-        target_sizes: object = None,
-    ) -> bool:
-        return False
-
     def _running(self, asked_pages: int = 0) -> Session | None:
         if self._session is None and asked_pages:
             self._recorder.missed("stopped", pages=asked_pages)
         return self._session
 
-    @contextmanager
-    def _contained(self, call: str, asked_pages: int = 0) -> Iterator[None]:
-        """Log a failure instead of raising it."""
-        try:
-            yield
-        except Exception:  # SGLang's storage threads do not survive any exception
-            logger.exception("kvcr %s failed, taken for a miss", call)
+    def _contained(self, call: str, asked_pages: int = 0) -> Contained:
+        def count() -> None:
             if asked_pages:
                 self._recorder.missed("error", pages=asked_pages)
+
+        return Contained(call, count)
 
 
 def _window_pages(transfer: PoolTransfer) -> int | None:
