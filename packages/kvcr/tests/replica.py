@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolTransfer
 
-from kvstrata.kvcr.hints import Endpoint, Hint
+from kvstrata.kvcr.endpoints import Endpoint
+from kvstrata.kvcr.hints import Hint
 from kvstrata.kvcr.runner import Runner
 from kvstrata.kvcr.store import KvcrStore
 from kvstrata_host.hybrid import HYBRIDS, make_hybrid

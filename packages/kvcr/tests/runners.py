@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvstrata.kvcr.hints import Endpoint, Hint
+from kvstrata.kvcr.endpoints import Endpoint
+from kvstrata.kvcr.hints import Hint
 from kvstrata.kvcr.instance import RunnerAddress
 from kvstrata.kvcr.peers import PeerProbe
 from kvstrata.kvcr.runner import Blocks, Runner

@@ -2,6 +2,8 @@
 """Every byte of every kind of host pool, through the store: own DRAM, and a peer process."""
 
 import ctypes
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,7 +14,8 @@ import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolTransfer
 
-from kvstrata.kvcr.hints import Endpoint, Hint, carrying
+from kvstrata.kvcr.endpoints import Endpoint
+from kvstrata.kvcr.hints import Hint, carrying
 from kvstrata.kvcr.layout import SUPPORTED_LAYOUTS
 from kvstrata_host.ports import free_ports
 
@@ -27,18 +30,18 @@ MODES = ("direct", "staged")
 class Source:
     """A process with a store of every kind of model, each holding pages 0 to PAGES - 1."""
 
-    def __init__(self, layout: str) -> None:
+    def __init__(self, layout: str, kinds: Sequence[str] = KINDS) -> None:
         self.layout = layout
-        ports = free_ports(2 * len(KINDS))
-        self._control = dict(zip(KINDS, ports[::2], strict=True))
-        nixl = dict(zip(KINDS, ports[1::2], strict=True))
+        ports = free_ports(2 * len(kinds))
+        self._control = dict(zip(kinds, ports[::2], strict=True))
+        nixl = dict(zip(kinds, ports[1::2], strict=True))
         self._process = subprocess.Popen(
             [
                 sys.executable,
                 "-m",
                 "tests.replica",
                 layout,
-                *(f"{kind}:{self._control[kind]}:{nixl[kind]}" for kind in KINDS),
+                *(f"{kind}:{self._control[kind]}:{nixl[kind]}" for kind in kinds),
             ],
             cwd=Path(__file__).parents[1],
             stdin=subprocess.PIPE,
@@ -52,6 +55,10 @@ class Source:
     def hint(self, kind: str, pages: Sequence[int]) -> Hint:
         hashes = frozenset(int(page_hash(page)[:16], 16) for page in pages)
         return Hint(Endpoint("127.0.0.1", self._control[kind]), hashes)
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def end(self) -> None:
         self._process.kill()
@@ -256,6 +263,37 @@ def test_a_tier_without_room_stages_what_fits_and_says_so(
             assert target.restore(ALL) == {"kv": [True, True, False]}
         assert "Raise dram_bytes" in caplog.text
     finally:
+        target.close()
+
+
+def test_the_circuit_breaker_hears_how_each_restore_from_a_peer_went(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = Source("page_first", ["mha"])
+    hint = source.hint("mha", [*ALL, 99])
+    changes = settings(peer_restore_mode="staged")
+    target = PlainReplica(pools_of("mha", "page_first"), changes)
+    heard: list[str] = []
+
+    def failed(peer: Endpoint, seconds: float) -> None:
+        assert seconds >= changes["operation_timeout_seconds"]
+        heard.append(f"failed {peer}")
+
+    probe = target.store._probe
+    monkeypatch.setattr(probe, "succeeded", lambda peer: heard.append(f"succeeded {peer}"))
+    monkeypatch.setattr(probe, "failed", failed)
+    monkeypatch.setattr(probe, "reachable", lambda peer: True)
+    try:
+        with carrying(hint):
+            assert target.restore([0]) == {"kv": [True]}
+            assert heard == [f"succeeded {hint.source}"]
+            assert target.restore([99, 0]) == {"kv": [False, True]}
+            assert len(heard) == 1
+            source.freeze()
+            assert target.restore([1, 2]) == {"kv": [False, False]}
+            assert heard[1:] == [f"failed {hint.source}"]
+    finally:
+        source.end()
         target.close()
 
 

@@ -15,7 +15,8 @@ from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTr
 
 from kvstrata.kvcr import ConfigError, hooks
 from kvstrata.kvcr.config import KvcrConfig
-from kvstrata.kvcr.hints import Endpoint, Hint, carrying
+from kvstrata.kvcr.endpoints import Endpoint
+from kvstrata.kvcr.hints import Hint, carrying
 from kvstrata.kvcr.metrics import MissReason, NullRecorder, Source
 from kvstrata.kvcr.store import KvcrStore
 from kvstrata_host.hybrid import make_states, make_window

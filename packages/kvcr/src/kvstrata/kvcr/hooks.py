@@ -8,6 +8,7 @@ prefetch operation; on the storage threads, from the operation to the store's ca
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from . import losses
 from .config import BACKEND_NAME
 from .hints import carried, carrying, hint_in
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig
     from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import PrefetchOperation
     from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+    from sglang.srt.mem_cache.unified_cache.storage_attachment import StorageAttachment
 
 _OPERATION_HINT = "kvstrata_kvcr_hint"
 
@@ -88,3 +90,12 @@ def read_with_hint(
     """AROUND the page reads of an operation."""
     with carrying(getattr(operation, _OPERATION_HINT, None)):
         return original(controller, operation)
+
+
+def warn_of_losses(
+    result: None, attachment: "StorageAttachment", *, storage_backend: str, **settings: object
+) -> None:
+    """AFTER the storage's settings reach the cache, at start and at a run-time attachment."""
+    if storage_backend == BACKEND_NAME:
+        cache = attachment._cache
+        losses.warn(cache, cache.cache_controller.storage_backend.operation_timeout_seconds)

@@ -35,10 +35,13 @@ class RunnerAddress:
 
 @dataclass(frozen=True)
 class Deadlines:
-    """When KVCR cancels an operation, and when it gives a cancelled one up."""
+    """When KVCR cancels an operation, when it gives a cancelled one up, and how long its memory may
+    take to become resident.
+    """
 
     operation_seconds: float
     abandon_seconds: float
+    startup_seconds: float = 300.0
 
 
 class _NoFrameworkPages:

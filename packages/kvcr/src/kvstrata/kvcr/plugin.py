@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
+_ATTACHMENT = "sglang.srt.mem_cache.unified_cache.storage_attachment.StorageAttachment"
 _FACTORY = "sglang.srt.mem_cache.storage.backend_factory.StorageBackendFactory"
 
 SEAMS = Seams(
@@ -67,6 +68,15 @@ SEAMS = Seams(
             why="Page reads do not pass the operation's hint to the backend.",
             pins={
                 "0.5.20": Pin(f"{_HYBRID}.HybridCacheController._page_transfer", "fc145a8b7f956bfe")
+            },
+        ),
+        Hook(
+            kind=Kind.AFTER,
+            function=hooks.warn_of_losses,
+            why="Only here are the prefetch policy, its deadline and the pools known together.",
+            pins={
+                "0.5.20": Pin(f"{_ATTACHMENT}.apply_runtime_config", "9e35fd21443da3b6"),
+                "0.5.21": Pin(f"{_ATTACHMENT}.apply_runtime_config", "9e35fd21443da3b6"),
             },
         ),
     ),

@@ -28,8 +28,9 @@ from kvcr.types import (
 )
 
 from .dram import DramTier
+from .endpoints import Endpoint
 from .errors import ConfigError
-from .hints import Endpoint, Hint
+from .hints import Hint
 from .instance import Deadlines, RunnerAddress, retain, start_kvcr
 from .keys import event_hash, namespace_of
 from .pools import HostPools
@@ -74,10 +75,10 @@ class Runner:
         self.address = address
         self.pools = pools
         self.tier_pages = pools.tier_pages(dram_bytes)
-        self._deadlines = deadlines
+        self.deadlines = deadlines
         self._is_gone = is_gone
         self._end_worker = end_worker
-        self._dram = DramTier(pools.tier_bytes(dram_bytes))
+        self._dram = DramTier(pools.tier_bytes(dram_bytes), deadlines.startup_seconds)
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._closing = False
@@ -263,7 +264,7 @@ class Runner:
         if "framework" not in owners | {event.destination_owner}:
             return
         if event.state == "uncertain":
-            grace = self._deadlines.abandon_seconds
+            grace = self.deadlines.abandon_seconds
             self._uncertain[event.op_handle] = time.monotonic() + grace
         elif self._uncertain.pop(event.op_handle, None) is not None:
             self._complete(event.op_handle, {})

@@ -11,9 +11,11 @@ from typing import Literal
 from kvcr.types import BlockKey, CacheTier
 
 from .batch import Batch, PoolPages
+from .endpoints import Endpoint
 from .hints import Hint
 from .keys import page_key
 from .metrics import MissReason, Recorder, Source
+from .peers import PeerProbe
 from .runner import Runner
 from .staging import restore_staged
 
@@ -44,11 +46,13 @@ class Session:
     Args:
         namespaces: the namespace digest of each pool that has bytes.
         peer_restores: whether a peer writes straight into host pages.
+        probe: told how each peer did.
     """
 
     runner: Runner
     namespaces: Mapping[str, bytes]
     peer_restores: Literal["direct", "staged"]
+    probe: PeerProbe
     recorder: Recorder
 
     def presence(
@@ -84,6 +88,8 @@ class Session:
         restored = {key: _SOURCES[tier_of[key]] for key, ok in done.items() if ok}
         self._missed(peer.absence, len(batch.blocks) - len(found))
         self._missed("failed", len(found) - len(restored))
+        if peer.hint and CacheTier.REMOTE_G2 in tier_of.values():
+            self._judge(peer.hint.source, seconds, answered="peer" in restored.values())
         restored_bytes = self._record_restored(batch, restored, seconds)
         sources = Counter(restored.values())
         logger.info(
@@ -134,6 +140,13 @@ class Session:
     def _batch(self, wanted: Sequence[PoolPages]) -> Batch:
         runner = self.runner
         return Batch.of(wanted, runner.pools, self.namespaces, runner.address.agent)
+
+    def _judge(self, source: Endpoint, seconds: float, *, answered: bool) -> None:
+        """Tell the probe about a peer; one that had none of the pages says so in no time."""
+        if answered:
+            self.probe.succeeded(source)
+        elif seconds >= self.runner.deadlines.operation_seconds:
+            self.probe.failed(source, seconds)
 
     def _missed(self, reason: MissReason, pages: int) -> None:
         if pages:

@@ -27,12 +27,14 @@ from .batch import PoolPages
 from .boundaries import PoolPresence, legal_boundaries
 from .config import KvcrConfig
 from .contract import Contained, ZeroCopyStorage
+from .endpoints import Endpoint, EndpointPolicy
 from .errors import ConfigError
-from .hints import Endpoint, Hint, HintPolicy, carried
+from .hints import Hint, HintPolicy, carried
 from .identity import Weights, value_types
 from .instance import Deadlines, RunnerAddress
 from .keys import Namespace
 from .layout import HostPages, HostPool
+from .losses import Discards
 from .metrics import recorder_for
 from .peers import PeerProbe
 from .pools import HostPools
@@ -73,9 +75,14 @@ class KvcrStore(ZeroCopyStorage):
         self._rank = rank_of(storage_config)
         advertised = self._config.advertise_host or self._config.bind_host
         self._own = Endpoint(advertised, self._config.control_port)
-        self._hints = HintPolicy(self._config.trust_request_hints, self._config.allowed_peers)
-        self._probe = PeerProbe(self._config.peer_probe_timeout_seconds)
+        self._hints = HintPolicy(
+            self._config.trust_request_hints,
+            EndpointPolicy(self._config.allowed_peers, advertised),
+        )
         self._recorder = recorder_for(storage_config)
+        self._probe = PeerProbe(self._config.peer_probe_timeout_seconds, self._recorder)
+        self.discards = Discards(self._recorder)
+        self.operation_timeout_seconds = self._config.operation_timeout_seconds
         self._host_pools: dict[str, HostPool] = {}
         self._session: Session | None = None
         self._has_stored = False
@@ -129,7 +136,9 @@ class KvcrStore(ZeroCopyStorage):
         pools = HostPools.of(HostPages.of(name, pool) for name, pool in self._host_pools.items())
         runner = self._start_runner(pools)
         namespaces = {pages.name: self._namespace(pages) for pages in pools.physical}
-        self._session = Session(runner, namespaces, self._config.peer_restore_mode, self._recorder)
+        self._session = Session(
+            runner, namespaces, self._config.peer_restore_mode, self._probe, self._recorder
+        )
         self._has_stored = False
 
     def close(self) -> None:
@@ -176,7 +185,11 @@ class KvcrStore(ZeroCopyStorage):
             ),
             pools,
             config.dram_bytes,
-            Deadlines(config.operation_timeout_seconds, config.abandon_timeout_seconds),
+            Deadlines(
+                config.operation_timeout_seconds,
+                config.abandon_timeout_seconds,
+                config.startup_timeout_seconds,
+            ),
             self._probe.is_gone,
             end_worker,
         )
