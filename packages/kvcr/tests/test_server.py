@@ -93,6 +93,11 @@ def test_a_backup_and_a_restore_show_in_the_metrics_of_the_server(server: Server
     assert computed.value("kvcr_backup_pages_total", pool="kv") == PAGES
     assert computed.value("kvcr_missed_pages_total", reason="absent") == PAGES
     assert computed.value("kvcr_restore_pages_total") == 0
+    used, total = (
+        computed.value(f"kvcr_dram_{what}_bytes", pool="kv") for what in ("used", "total")
+    )
+    assert used == computed.value("kvcr_backup_bytes_total")
+    assert used < total <= 64 << 20
 
     server.flush()
     assert server.generate(PROMPT, max_new_tokens=2).cached_storage_tokens == PAGES * PAGE_TOKENS

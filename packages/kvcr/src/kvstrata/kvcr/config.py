@@ -4,7 +4,7 @@
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Annotated, get_type_hints
+from typing import Annotated, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -69,6 +69,14 @@ class KvcrConfig(msgspec.Struct, frozen=True, kw_only=True):
     peer_probe_timeout_seconds: Annotated[
         Seconds, Meta(description="How long a peer may take to accept a connection, and to greet.")
     ] = 0.25
+    peer_restore_mode: Annotated[
+        Literal["direct", "staged"],
+        Meta(
+            description="direct: a peer writes into host pages. staged: it writes into this rank's "
+            "DRAM tier, from which host pages are filled, so that no failure of a peer ends the "
+            "worker."
+        ),
+    ] = "direct"
     nixl_progress_thread: Annotated[
         bool,
         Meta(description="Keep NIXL's own progress thread, which spins on one core per rank."),

@@ -19,10 +19,12 @@ from . import nixl_thread
 from .activation import activate
 from .endpoints import Endpoint
 from .hints import Hint
+from .instance import Deadlines, RunnerAddress
 from .keys import event_hash
 from .layout import Component, HostPages
 from .peers import PeerProbe
-from .runner import Deadlines, Runner, RunnerAddress
+from .pools import HostPools
+from .runner import Runner
 
 _PAGES = 32
 _PAGE_BYTES = 256 << 10
@@ -51,10 +53,10 @@ def _contents(page: int) -> Bytes:
 def _start(memory: Bytes, host: str, control_port: int, nixl_port: int) -> Runner:
     activate(nixl_thread.SEAMS)
     address = int(memory.ctypes.data)
-    component = Component("kv:0", address, _PAGE_BYTES, _PAGE_BYTES, _PAGES)
+    component = Component.named("kv", address, _PAGE_BYTES, _PAGE_BYTES, _PAGES)
     return Runner(
         RunnerAddress(f"doctor-{os.getpid()}", host, host, control_port, nixl_port),
-        HostPages("kv", 1, _PAGES, (component,)),
+        HostPools.of([HostPages("kv", 1, _PAGES, (component,))]),
         dram_bytes=_PAGES * _PAGE_BYTES,
         deadlines=Deadlines(operation_seconds=10, abandon_seconds=20),
         is_gone=PeerProbe(timeout_seconds=1).is_gone,
@@ -63,8 +65,8 @@ def _start(memory: Bytes, host: str, control_port: int, nixl_port: int) -> Runne
 
 
 def _blocks(runner: Runner) -> dict[BlockKey, list[MemoryRef]]:
-    agent = runner.address.agent
-    return {_key(page): runner.pages.references(agent, page) for page in range(_PAGES)}
+    pages, agent = runner.pools.named("kv"), runner.address.agent
+    return {_key(page): pages.references(agent, page) for page in range(_PAGES)}
 
 
 def _serve(host: str, control_port: int, nixl_port: int) -> None:
