@@ -15,11 +15,23 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from kvstrata.kvcr.boundaries import PoolPresence, legal_boundaries
 from kvstrata.kvcr.hints import Hint, HintPolicy, carried
+from kvstrata.kvcr.losses import Discards
+from kvstrata.kvcr.metrics import NullRecorder
 
 Fault = Callable[[Any], Any]
 """Makes another answer of an honest one, or raises."""
 
 PAGES_KV = "kv"
+
+
+class Counting(NullRecorder):
+    """Counts the pages that were restored for nobody."""
+
+    def __init__(self) -> None:
+        self.discarded_pages = 0
+
+    def discarded(self, *, pages: int) -> None:
+        self.discarded_pages += pages
 
 
 class Shelf(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
@@ -35,6 +47,8 @@ class Shelf(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
         self.asked: list[list[PoolTransfer]] = []
         self.read: list[object] = []
         self.is_open = False
+        self.recorder = Counting()
+        self.discards = Discards(self.recorder)
         self._policy = HintPolicy(trusted=True)
 
     def start(self) -> None:

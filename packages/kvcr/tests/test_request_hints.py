@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.kvcr.hints import Endpoint, Hint
+from kvstrata.kvcr.endpoints import Endpoint
+from kvstrata.kvcr.hints import Hint
 
 from .trees import TreeRank, attached
 

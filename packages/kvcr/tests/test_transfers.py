@@ -170,7 +170,9 @@ def test_host_pages_stay_taken_until_a_read_that_nobody_waits_for_has_ended(
         assert taken.get("swa", 1) > 0
         go_on.set()
         until(lambda: rank.tree.drain_storage_control_queues() or rank.free_slots() == free)
+        assert rank.shelf.recorder.discarded_pages == PAGES
         assert restore(rank, "next") == PAGES
+        assert rank.shelf.recorder.discarded_pages == PAGES
         rank.tree.evict_host(PAGES * rank.page_tokens)
         assert rank.free_slots() == free
 

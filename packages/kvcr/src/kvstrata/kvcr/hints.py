@@ -6,10 +6,7 @@ raises. Wire form: the ``kv.fetch`` 1.0 action of the KV hint protocol 0.1, whic
 and others produce.
 """
 
-import ipaddress
 import logging
-import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
+
+from .endpoints import Endpoint, EndpointPolicy
+from .rate_limit import RateLimit
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -32,9 +32,6 @@ MAX_HASHES = 8192
 
 FIELD = "kv_hints"
 """Where a request has its hint: a field of SGLang 0.5.21, else a key of ``custom_params``."""
-
-# KVCR 0.1.1 listens on IPv4 alone.
-_ENDPOINT = re.compile(r"tcp://([A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
 
 
 class _Payload(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,29 +51,6 @@ class _Envelope(msgspec.Struct):
     protocol_version: Literal["0.1"]
     actions: Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=MAX_ACTIONS)]
     message_id: str = ""
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Control endpoint of rank 0 of a server."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"tcp://{self.host}:{self.port}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Endpoint | None":
-        """The endpoint written as ``tcp://host:port``, or None."""
-        match = _ENDPOINT.fullmatch(text)
-        if match is None or not 1 <= int(match[2]) <= 65535:
-            return None
-        return cls(match[1], int(match[2]))
-
-    def of_rank(self, rank: int) -> "Endpoint":
-        """The endpoint of another rank of the same server."""
-        return Endpoint(self.host, self.port + rank)
 
 
 @dataclass(frozen=True)
@@ -102,35 +76,18 @@ class Hint:
         return {"protocol_version": "0.1", "message_id": "restore", "actions": [action]}
 
 
-@dataclass
-class _RateLimit:
-    """Lets one message through per interval and counts the others."""
-
-    interval_seconds: float
-    suppressed: int = 0
-    _next: float = field(default=0.0, init=False)
-
-    def admits(self) -> bool:
-        now = time.monotonic()
-        if now < self._next:
-            self.suppressed += 1
-            return False
-        self._next = now + self.interval_seconds
-        return True
-
-
 @dataclass(frozen=True)
 class HintPolicy:
     """Which hints this server follows.
 
     Args:
         trusted: whether hints that came with a request are followed at all.
-        allowed_peers: ``host`` or ``host:port`` of the sources; empty allows every IP address.
+        endpoints: which sources they may name.
     """
 
     trusted: bool
-    allowed_peers: tuple[str, ...] = ()
-    _warnings: _RateLimit = field(default_factory=lambda: _RateLimit(10.0), compare=False)
+    endpoints: EndpointPolicy = field(default_factory=EndpointPolicy)
+    _warnings: RateLimit = field(default_factory=lambda: RateLimit(10.0), compare=False)
 
     def accept(self, raw: object) -> Hint | None:
         """The first action of a raw hint that can be followed, or None; never raises."""
@@ -179,20 +136,10 @@ class HintPolicy:
         source = Endpoint.parse(payload.source_control_endpoint)
         if source is None:
             return None, "source_control_endpoint is not tcp://host:port"
-        if not self._allows(source):
-            return None, f"{source} is neither in allowed_peers nor, with that unset, an IP address"
+        objection = self.endpoints.objection(source)
+        if objection:
+            return None, objection
         return Hint(source, frozenset(payload.block_hashes)), ""
-
-    def _allows(self, source: Endpoint) -> bool:
-        if self.allowed_peers:
-            named = {source.host, f"{source.host}:{source.port}"}
-            return not named.isdisjoint(self.allowed_peers)
-        # Looking up a name that a client made up can hold a storage thread for many seconds.
-        try:
-            ipaddress.IPv4Address(source.host)
-        except ValueError:
-            return False
-        return True
 
 
 class HintReader(Protocol):

@@ -8,6 +8,7 @@ prefetch operation; on the storage threads, from the operation to the store's ca
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from . import losses
 from .config import BACKEND_NAME
 from .hints import carried, carrying, keep_hint, request_hint
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         StorageOperation,
     )
     from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+    from sglang.srt.mem_cache.unified_cache.storage_attachment import StorageAttachment
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 
@@ -131,3 +133,12 @@ def back_up_pages(
     from .transfers import back_up
 
     back_up(controller, operation)
+
+
+def warn_of_losses(
+    result: None, attachment: "StorageAttachment", *, storage_backend: str, **settings: object
+) -> None:
+    """AFTER the storage's settings reach the cache, at start and at a run-time attachment."""
+    if storage_backend == BACKEND_NAME:
+        cache = attachment._cache
+        losses.warn(cache, cache.cache_controller.storage_backend.operation_timeout_seconds)

@@ -21,6 +21,7 @@ _CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _DECODE = "sglang.srt.disaggregation.decode_hicache_mixin.DecodeHiCachePreallocMixin"
 _TREE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+_ATTACHMENT = "sglang.srt.mem_cache.unified_cache.storage_attachment.StorageAttachment"
 _HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"
 _OPERATION = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.PrefetchOperation"
 _FACTORY = "sglang.srt.mem_cache.storage.backend_factory.StorageBackendFactory"
@@ -118,6 +119,15 @@ SEAMS = Seams(
             pins={
                 "0.5.20": Pin(f"{_HYBRID}._page_backup", "535db535da557c9a"),
                 "0.5.21": Pin(f"{_HYBRID}._page_backup_with_stable_layout", "6cb14720468922bd"),
+            },
+        ),
+        Hook(
+            kind=Kind.AFTER,
+            function=hooks.warn_of_losses,
+            why="Only here are the prefetch policy, its deadline and the pools known together.",
+            pins={
+                "0.5.20": Pin(f"{_ATTACHMENT}.apply_runtime_config", "9e35fd21443da3b6"),
+                "0.5.21": Pin(f"{_ATTACHMENT}.apply_runtime_config", "9e35fd21443da3b6"),
             },
         ),
     ),

@@ -61,14 +61,16 @@ def read(controller: "HybridCacheController", operation: "PrefetchOperation") ->
                     completed_tokens=completed * controller.page_size,
                 )
             )
-        if not operation.pool_transfers:
-            return
-        hits: dict[str, int] = {}
-        if whole and not operation.is_terminated():
-            hits = _read_other_pools(controller, operation, completed)
-        controller.prefetch_sync_queue.put(
-            PrefetchAck(rid=operation.request_id, operation=operation, pool_hits=hits)
-        )
+        if operation.pool_transfers:
+            hits: dict[str, int] = {}
+            if whole and not operation.is_terminated():
+                hits = _read_other_pools(controller, operation, completed)
+            controller.prefetch_sync_queue.put(
+                PrefetchAck(rid=operation.request_id, operation=operation, pool_hits=hits)
+            )
+    if operation.is_terminated():
+        used = operation.completed_tokens // controller.page_size
+        controller.storage_backend.discards.note(restored_pages=completed, used_pages=used)
 
 
 def back_up(controller: "HybridCacheController", operation: "StorageOperation") -> None:
