@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.kvcr import hints
@@ -190,6 +190,7 @@ def test_an_endless_envelope_is_no_hint_and_no_exception() -> None:
     assert HintPolicy(trusted=True).accept(made) is None
 
 
+@settings(deadline=None)
 @given(st.text() | st.binary() | st.integers() | st.none())
 def test_no_value_makes_the_policy_raise(raw: object) -> None:
     assert HintPolicy(trusted=True).accept(raw) is None
@@ -202,6 +203,7 @@ _json = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     key=st.sampled_from(["action_type", "action_version", "payload", "block_hashes", "mode"]),
     value=_json,
