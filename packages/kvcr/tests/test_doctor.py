@@ -11,10 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvstrata.kvcr import KvcrConfig, loopback
+from kvstrata.kvcr import KvcrConfig, doctor, loopback
 from kvstrata.kvcr.__main__ import main
 from kvstrata.kvcr.doctor import (
     check_bind_host,
+    check_hooks,
     check_locked_memory,
     check_memory,
     check_nixl,
@@ -25,7 +26,7 @@ from kvstrata.kvcr.doctor import (
 )
 from kvstrata_host.ports import free_ports
 
-pytestmark = [pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(600)]
 
 
 def test_an_address_of_another_host_is_a_failure() -> None:
@@ -132,6 +133,16 @@ def test_a_tier_that_would_start_too_slowly_is_a_failure() -> None:
 
 
 @pytest.mark.integration
+def test_a_child_that_never_answers_is_a_failure_of_its_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "_CHILD_SECONDS", 0.1)
+    for finding in (check_hooks(), *check_nixl(None)):
+        assert finding.level == "fail"
+        assert "no answer in 0.1 s" in finding.detail
+
+
+@pytest.mark.integration
 def test_a_host_on_which_no_source_comes_up_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "shm")
     finding = check_round_trip("127.0.0.1")
@@ -170,7 +181,7 @@ def test_the_command_checks_everything_and_succeeds_here() -> None:
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
         check=False,
     )
     findings = {each["check"]: each for each in json.loads(run.stdout)}

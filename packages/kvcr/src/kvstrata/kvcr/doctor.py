@@ -26,7 +26,7 @@ Level = Literal["ok", "warn", "fail"]
 Announce = Callable[[str], None]
 """Told what is being done before it takes long."""
 
-_CHILD_SECONDS = 120
+_CHILD_SECONDS = 180
 _KVCR_START_SECONDS = 30.0
 """How long KVCR 0.1.1 waits for its own start; it has no setting for that."""
 
@@ -202,16 +202,12 @@ def check_shared_memory() -> Finding:
 
 
 def check_hooks() -> Finding:
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "kvstrata.seams", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=_CHILD_SECONDS,
-        check=False,
-    )
     fix = "Run python -m kvstrata.seams, which shows what differs."
     try:
+        run = _run("kvstrata.seams", "--json")
         report = msgspec.json.decode(run.stdout, type=dict[str, list[object]])
+    except _ChildError as error:
+        return Finding("hooks", "fail", str(error), fix)
     except msgspec.MsgspecError:
         return Finding("hooks", "fail", _last_line(run.stderr), fix)
     if run.returncode != 0:
@@ -290,21 +286,27 @@ def check_round_trip(host: str) -> Finding:
     return Finding("round trip", "ok", f"{detail}, every byte as it was")
 
 
-def _ask(answer: type[_Answer], module: str, *arguments: str) -> _Answer:
-    """The JSON that a module of this package prints last; raises _ChildError."""
+def _run(module: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a module in a process of its own; raises _ChildError if it takes too long."""
     try:
-        run = subprocess.run(
+        return subprocess.run(
             [sys.executable, "-W", "ignore", "-m", module, *arguments],
             capture_output=True,
             text=True,
             timeout=_CHILD_SECONDS,
             check=False,
         )
-        if run.returncode == 0:
-            return msgspec.json.decode(_last_line(run.stdout), type=answer)
-        raise _ChildError(_last_line(run.stderr))
     except subprocess.TimeoutExpired:
-        raise _ChildError(f"no answer in {_CHILD_SECONDS} s") from None
+        raise _ChildError(f"{module} gave no answer in {_CHILD_SECONDS} s") from None
+
+
+def _ask(answer: type[_Answer], module: str, *arguments: str) -> _Answer:
+    """The JSON that a module of this package prints last; raises _ChildError."""
+    run = _run(module, *arguments)
+    if run.returncode != 0:
+        raise _ChildError(_last_line(run.stderr))
+    try:
+        return msgspec.json.decode(_last_line(run.stdout), type=answer)
     except msgspec.MsgspecError as error:
         raise _ChildError(f"an answer that cannot be read: {error}") from error
 
