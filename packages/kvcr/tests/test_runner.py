@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvcr.types import CacheTier
+from kvcr.types import CacheTier, QueryStatus
 
 from kvstrata.kvcr import StartupError
 from kvstrata.kvcr.peers import PeerProbe
@@ -47,6 +47,16 @@ def test_deposited_pages_come_back_byte_for_byte(target: Target) -> None:
     assert target.deposit(pages) == [True] * DRAM_PAGES
     assert target.runner.query([key(p) for p in pages], None) == [CacheTier.LOCAL_G2] * DRAM_PAGES
     assert target.restore(pages) == [True] * DRAM_PAGES
+
+
+def test_a_page_on_its_way_to_own_dram_is_waited_for(target: Target) -> None:
+    target.memory.fill(0, pattern(7, PAGE_BYTES))
+    with target.runner._lock:  # which keeps the poller from finishing the deposit
+        target.runner._kvcr.deposit(target.memory.blocks("target", {7: 0}))
+        assert target.runner._kvcr.query([key(7)])[0][0] is QueryStatus.FETCHING
+        assert target.runner.query([key(7)], None) == [CacheTier.LOCAL_G2]
+    assert target.runner.deliver(target.memory.blocks("target", {7: 1}), None) == [True]
+    assert np.array_equal(target.memory.read(1), pattern(7, PAGE_BYTES))
 
 
 def test_a_page_that_nobody_has_is_a_miss(target: Target) -> None:

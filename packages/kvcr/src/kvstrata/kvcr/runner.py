@@ -104,14 +104,16 @@ class Runner:
         return self._failure is None and not self._closing
 
     def query(self, keys: Sequence[BlockKey], hint: Hint | None) -> list[CacheTier | None]:
-        """Where each page can be had from now: own DRAM, a peer by the hint, or nowhere."""
+        """Where each page can be had from: own DRAM, a peer by the hint, or nowhere.
+
+        A page on its way to own DRAM counts as there: whoever delivers it waits for it.
+        """
         with self._lock:
             if not self.alive:
                 return [None] * len(keys)
             with self._hinted(keys, hint) as name:
                 found = self._kvcr.query(keys, name)
-        usable = (QueryStatus.HIT, QueryStatus.FETCHABLE)
-        return [tier if status in usable else None for status, tier in found]
+        return [None if status is QueryStatus.MISS else tier for status, tier in found]
 
     def deposit(self, blocks: Blocks) -> list[bool]:
         """Copy host pages into KVCR's DRAM; whether each page is held there afterwards."""

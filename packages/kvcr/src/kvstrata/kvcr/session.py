@@ -71,6 +71,8 @@ class Session:
         """Fill host pages; per pool, whether each was filled. Raises ValueError like `Batch.of`."""
         started = time.monotonic()
         batch = self._batch(wanted)
+        if not batch.blocks:
+            return batch.results({})
         tiers = self.runner.query(list(batch.blocks), peer.hint)
         # Beside a page that nobody has, KVCR would fail the pages that somebody has.
         tier_of = {
@@ -113,7 +115,9 @@ class Session:
         """
         started = time.monotonic()
         batch = self._batch(wanted)
-        held = self.runner.deposit(batch.blocks) if batch.blocks else []
+        if not batch.blocks:
+            return batch.results({})
+        held = self.runner.deposit(batch.blocks)
         results = batch.results(dict(zip(batch.blocks, held, strict=True)))
         seconds = time.monotonic() - started
         held_bytes = 0
