@@ -125,7 +125,10 @@ def make_indexer(layout: str) -> tuple[Any, Any]:
 
 
 class Rank:
-    """A HiCache controller with its pools; `storage_backend` None leaves storage out."""
+    """A HiCache controller with its pools; `storage_backend` None leaves storage out.
+
+    `sidecars` are further host pools by SGLang's name, for storage alone: they have no device pool.
+    """
 
     def __init__(
         self,
@@ -135,6 +138,7 @@ class Rank:
         *,
         storage_backend: str | None,
         extra_config: Mapping[str, object] | None = None,
+        sidecars: Mapping[str, Any] | None = None,
     ) -> None:
         self.device_pool, self.host_pool = make_pools(kind, layout)
         self.allocator = PagedTokenToKVPoolAllocator(
@@ -145,16 +149,27 @@ class Rank:
             self.device_pool,
             need_sort=False,
         )
-        entry = PoolEntry(
-            name=PoolName.KV,
-            host_pool=self.host_pool,
-            device_pool=self.device_pool,
-            layer_mapper=lambda layer: layer,
-            is_primary_index_anchor=True,
-        )
+        entries = [
+            PoolEntry(
+                name=PoolName.KV,
+                host_pool=self.host_pool,
+                device_pool=self.device_pool,
+                layer_mapper=lambda layer: layer,
+                is_primary_index_anchor=True,
+            ),
+            *(
+                PoolEntry(
+                    name=PoolName(name),
+                    host_pool=pool,
+                    device_pool=None,
+                    layer_mapper=lambda layer: layer,
+                )
+                for name, pool in (sidecars or {}).items()
+            ),
+        ]
         self.controller = HybridCacheController(
             self.allocator,
-            HostPoolGroup([entry]),
+            HostPoolGroup(entries),
             PAGE_TOKENS,
             dist.group.WORLD,
             threading.Event(),
