@@ -85,6 +85,13 @@ class PoolGeometry:
     def straddling_share(self) -> float:
         return self.straddling_count / self.page_count
 
+    def span_of(self, ids: Ids) -> VmmPages:
+        """On how many VMM pages each of `ids` lies."""
+        start = ids * self.page_bytes
+        last = (start + self.page_bytes - 1) // self.vmm_page_bytes
+        span: VmmPages = last - start // self.vmm_page_bytes + 1
+        return span
+
     def vmm_pages_of(self, ids: Ids) -> VmmPages:
         """The VMM pages that each of `ids` lies on, one id after the other."""
         start = ids * self.page_bytes
@@ -95,7 +102,8 @@ class PoolGeometry:
             return first
         span += 1
         ends = span.cumsum()
-        return np.arange(ends[-1]) + (first + span - ends).repeat(span)
+        pages: VmmPages = np.arange(ends[-1]) + (first + span - ends).repeat(span)
+        return pages
 
     def ids_on(self, vmm_pages: VmmPages) -> Ids:
         """The ids that lie, at least in part, on any of `vmm_pages`; ascending, without row 0."""
@@ -103,4 +111,5 @@ class PoolGeometry:
         last = ((vmm_pages + 1) * self.vmm_page_bytes - 1) // self.page_bytes
         ids = [np.arange(low, high + 1) for low, high in zip(first, last, strict=True)]
         found = np.unique(np.concatenate([*ids, np.empty(0, dtype=np.int64)]))
-        return found[(found >= 1) & (found <= self.page_count)]
+        native: Ids = found[(found >= 1) & (found <= self.page_count)]
+        return native

@@ -35,7 +35,8 @@ class LeaseLedger:
         pages, holders = self._holders_by_page(ids)
         before = self._holders[pages]
         self._holders[pages] = before + holders
-        return pages[before == 0]
+        first_held: VmmPages = pages[before == 0]
+        return first_held
 
     def release(self, ids: Ids) -> VmmPages:
         """Give `ids` back; returns the VMM pages that nobody holds any more, ascending.
@@ -51,7 +52,8 @@ class LeaseLedger:
         pages, holders = self._holders_by_page(ids)
         after = self._holders[pages] - holders
         self._holders[pages] = after
-        return pages[after == 0]
+        last_held: VmmPages = pages[after == 0]
+        return last_held
 
     def clear(self) -> VmmPages:
         """Give back all ids; returns the VMM pages that nobody holds any more, ascending."""
