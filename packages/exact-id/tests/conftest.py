@@ -46,3 +46,17 @@ def made_pools(kvcached: None) -> Iterator[MakePools]:
     yield make
     for pools in made:
         pools.close()
+
+
+@pytest.fixture(scope="session")
+def switched_on(kvcached: None) -> Iterator[None]:
+    """This process with ENABLE_KVCACHED on and the hooks in place, without kvcached's autopatch."""
+    from .dsv4 import publish_configuration
+
+    publish_configuration()
+    from kvstrata.exact_id import plugin
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ENABLE_KVCACHED", "1")
+        plugin.load()
+        yield

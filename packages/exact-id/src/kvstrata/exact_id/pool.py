@@ -83,11 +83,14 @@ class ManagedPool:
         by_limit = self._limit.page_count - self.backing.mapped_count
         return max(0, min(by_limit, self._free_bytes() // self.geometry.bundle_bytes))
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the pool may not map all of itself."""
+        return self.room_count < self.backing.usable_count - self.backing.mapped_count
+
     def leasable_count(self, ids: Ids) -> int:
         """How many of `ids`, from the first one on, can be leased now."""
         room = self.room_count
-        if room >= self.backing.usable_count - self.backing.mapped_count:
-            return ids.size
         pages = self.geometry.vmm_pages_of(ids)
         owner = np.repeat(np.arange(ids.size), self.geometry.span_of(ids))
         _, firsts = np.unique(pages, return_index=True)

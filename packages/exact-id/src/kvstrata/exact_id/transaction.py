@@ -105,6 +105,10 @@ class ManagedPools:
         """The pools that follow the ids of `space`."""
         return [pool for pool in self if self._spaces[pool.name] is space]
 
+    def is_constrained(self, space: IdSpace) -> bool:
+        """Whether a limit or the device may keep some ids of `space` from being leased."""
+        return any(pool.is_constrained for pool in self.of(space))
+
     def leasable_count(self, space: IdSpace, ids: Ids) -> int:
         """How many of `ids`, from the first one on, can be leased now in every pool of `space`."""
         return min((pool.leasable_count(ids) for pool in self.of(space)), default=ids.size)

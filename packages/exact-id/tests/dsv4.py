@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real DeepSeek-V4 pools and allocators of SGLang, small and on a CPU."""
+
+import warnings
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+# What SGLang's imports warn about is nobody's concern here.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch
+    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+    from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
+    from sglang.srt.runtime_context import get_context
+
+from kvstrata.exact_id.discovery import managed_pools_of
+from kvstrata.exact_id.transaction import ManagedPools
+
+PAGE_TOKENS = 256
+RATIOS = [0, 4, 128, 4]
+FULL_PAGES = 64
+SWA_PAGES = 40
+
+
+@cache
+def publish_configuration() -> None:
+    """SGLang's defaults: one rank of one stage."""
+    get_context().override_server_args().install()
+
+
+def make_pool(**changes: Any) -> DeepSeekV4TokenToKVPool:
+    full = FULL_PAGES * PAGE_TOKENS
+    given: dict[str, Any] = {
+        "max_num_reqs": 4,
+        "swa_size": SWA_PAGES * PAGE_TOKENS,
+        "c4_size": full // 4,
+        "c128_size": full // 128,
+        "c4_state_pool_size": 64,
+        "c128_state_pool_size": 64,
+        "page_size": PAGE_TOKENS,
+        "swa_page_size": PAGE_TOKENS,
+        "dtype": torch.float8_e4m3fn,
+        "c4_state_dtype": torch.float32,
+        "c128_state_dtype": torch.float32,
+        "qk_nope_head_dim": 448,
+        "qk_rope_head_dim": 64,
+        "indexer_head_dim": 128,
+        "device": "cpu",
+        "enable_memory_saver": False,
+        "compression_ratios": RATIOS,
+        **changes,
+    }
+    given.setdefault("layer_num", len(given["compression_ratios"]))
+    return DeepSeekV4TokenToKVPool(**given)
+
+
+def make_allocator(pool: DeepSeekV4TokenToKVPool) -> SWATokenToKVPoolAllocator:
+    return SWATokenToKVPoolAllocator(
+        FULL_PAGES * PAGE_TOKENS,
+        SWA_PAGES * PAGE_TOKENS,
+        PAGE_TOKENS,
+        torch.float8_e4m3fn,
+        "cpu",
+        pool,
+        need_sort=False,
+    )
+
+
+@dataclass
+class Model:
+    """A pool with its allocator, and what happens to it as a scheduler would make it happen."""
+
+    pool: DeepSeekV4TokenToKVPool = field(default_factory=make_pool)
+    allocator: SWATokenToKVPoolAllocator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.allocator = make_allocator(self.pool)
+
+    @property
+    def pools(self) -> ManagedPools:
+        found = managed_pools_of(self.pool)
+        assert found is not None
+        return found
+
+    def extend(self, prefix: torch.Tensor, length: int) -> torch.Tensor | None:
+        """The tokens that a request of the tokens `prefix` gets to be `length` tokens long."""
+        before = torch.tensor([prefix.numel()])
+        last = prefix[-1:] if prefix.numel() else torch.tensor([-1])
+        after = torch.tensor([length])
+        return self.allocator.alloc_extend(
+            before, before, after, after, last, length - prefix.numel()
+        )
+
+    def start(self, page_count: int) -> torch.Tensor:
+        """The tokens of a new request of `page_count` pages."""
+        tokens = self.extend(torch.empty(0, dtype=torch.int64), page_count * PAGE_TOKENS)
+        assert tokens is not None
+        return tokens
+
+    def decode(self, *requests: torch.Tensor) -> torch.Tensor | None:
+        """The next token of each request."""
+        lengths = torch.tensor([request.numel() + 1 for request in requests])
+        last = torch.stack([request[-1] for request in requests])
+        return self.allocator.alloc_decode(lengths, lengths, last)
+
+    def picture(self) -> dict[str, object]:
+        """All that a failed call may not change."""
+        found = managed_pools_of(self.pool)
+        return {
+            "full": self.allocator.full_attn_allocator.get_all_free_pages().tolist(),
+            "swa": self.allocator.swa_attn_allocator.get_all_free_pages().tolist(),
+            "mapping": self.allocator.full_to_swa_index_mapping.tolist(),
+            "pools": [
+                (
+                    each.name,
+                    each.ledger.leased_ids.tolist(),
+                    each.ledger.holders.tolist(),
+                    each.backing.mapped_pages.tolist(),
+                )
+                for each in found or ()
+            ],
+        }
+
+
+def pages_of(tokens: torch.Tensor) -> list[int]:
+    """The page ids of tokens, ascending."""
+    ids: list[int] = torch.unique(tokens // PAGE_TOKENS).tolist()
+    return ids
