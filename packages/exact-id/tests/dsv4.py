@@ -14,8 +14,23 @@ with warnings.catch_warnings():
     from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
     from sglang.srt.runtime_context import get_context
 
+    from kvstrata.exact_id import construction
+
 from kvstrata.exact_id.discovery import managed_pools_of
 from kvstrata.exact_id.transaction import ManagedPools
+
+__all__ = [
+    "FULL_PAGES",
+    "PAGE_TOKENS",
+    "RATIOS",
+    "SWA_PAGES",
+    "Model",
+    "construction",
+    "make_allocator",
+    "make_pool",
+    "pages_of",
+    "publish_configuration",
+]
 
 PAGE_TOKENS = 256
 RATIOS = [0, 4, 128, 4]
@@ -88,9 +103,11 @@ class Model:
         before = torch.tensor([prefix.numel()])
         last = prefix[-1:] if prefix.numel() else torch.tensor([-1])
         after = torch.tensor([length])
-        return self.allocator.alloc_extend(
-            before, before, after, after, last, length - prefix.numel()
+        count = length - prefix.numel()
+        tokens: torch.Tensor | None = self.allocator.alloc_extend(
+            before, before, after, after, last, count
         )
+        return tokens
 
     def start(self, page_count: int) -> torch.Tensor:
         """The tokens of a new request of `page_count` pages."""
@@ -102,25 +119,38 @@ class Model:
         """The next token of each request."""
         lengths = torch.tensor([request.numel() + 1 for request in requests])
         last = torch.stack([request[-1] for request in requests])
-        return self.allocator.alloc_decode(lengths, lengths, last)
+        tokens: torch.Tensor | None = self.allocator.alloc_decode(lengths, lengths, last)
+        return tokens
 
-    def picture(self) -> dict[str, object]:
-        """All that a failed call may not change."""
-        found = managed_pools_of(self.pool)
-        return {
-            "full": self.allocator.full_attn_allocator.get_all_free_pages().tolist(),
-            "swa": self.allocator.swa_attn_allocator.get_all_free_pages().tolist(),
-            "mapping": self.allocator.full_to_swa_index_mapping.tolist(),
-            "pools": [
+    def picture(self) -> "Picture":
+        return Picture(
+            full=self.allocator.full_attn_allocator.get_all_free_pages().tolist(),
+            swa=self.allocator.swa_attn_allocator.get_all_free_pages().tolist(),
+            mapping=self.allocator.full_to_swa_index_mapping.tolist(),
+            pools=[
                 (
                     each.name,
                     each.ledger.leased_ids.tolist(),
                     each.ledger.holders.tolist(),
                     each.backing.mapped_pages.tolist(),
                 )
-                for each in found or ()
+                for each in managed_pools_of(self.pool) or ()
             ],
-        }
+        )
+
+
+@dataclass(frozen=True)
+class Picture:
+    """All that a failed call may not change.
+
+    The free pages of both sides in their order, the mapping from full to SWA tokens, and of each
+    managed pool: leased ids, holders and mapped VMM pages.
+    """
+
+    full: list[int]
+    swa: list[int]
+    mapping: list[int]
+    pools: list[tuple[str, list[int], list[int], list[int]]]
 
 
 def pages_of(tokens: torch.Tensor) -> list[int]:

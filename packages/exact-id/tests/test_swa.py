@@ -10,6 +10,7 @@ from kvstrata.exact_id import ownership
 from kvstrata.exact_id.errors import LeaseError, PoolFailedError, SetupError
 from kvstrata.exact_id.limits import LimitStatus
 from kvstrata.exact_id.ownership import C4, SWA, Claim
+from kvstrata.exact_id.pool import ManagedPool
 from kvstrata.exact_id.transaction import IdSpace
 from kvstrata_host import vmm
 from kvstrata_host.vmm import Call
@@ -43,6 +44,10 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
 def swa_pages_of(model: Model, tokens: torch.Tensor) -> list[int]:
     swa = model.allocator.full_to_swa_index_mapping[tokens]
     return pages_of(swa[swa > 0])
+
+
+def status_of(pool: ManagedPool) -> LimitStatus:
+    return pool.limit_state.status
 
 
 def mapped(model: Model, pool: str) -> int:
@@ -116,7 +121,7 @@ def test_ids_and_free_lists_are_those_that_sglang_chooses_itself(
         each.allocator.free_full_segment(one[: 3 * PAGE_TOKENS], start_pos=0)
         steps.append(each.start(4))
         found = each.picture()
-        return [*(step.tolist() for step in steps if step is not None), found["full"], found["swa"]]
+        return [*(step.tolist() for step in steps if step is not None), found.full, found.swa]
 
     assert run(model) == run(native)
 
@@ -326,19 +331,19 @@ FREES: dict[str, Callable[[Model, torch.Tensor], None]] = {
 def test_every_way_to_free_gives_leases_and_memory_back(
     both: Model, free: Callable[[Model, torch.Tensor], None], grouped: bool
 ) -> None:
-    before = both.picture()["pools"]
+    before = both.picture().pools
     tokens = both.start(SWA_PAGES)
-    full = both.picture()["pools"]
+    full = both.picture().pools
 
     if grouped:
         both.allocator.free_group_begin()
     free(both, tokens)
     if grouped:
-        assert both.picture()["pools"] == full, "nothing goes before the end of the group"
+        assert both.picture().pools == full, "nothing goes before the end of the group"
         tokens.zero_()
         both.allocator.free_group_end()
 
-    assert both.picture()["pools"] == before
+    assert both.picture().pools == before
 
 
 def test_freeing_twice_is_refused_before_sglangs_free_list_is_damaged(both: Model) -> None:
@@ -354,7 +359,7 @@ def test_freeing_twice_is_refused_before_sglangs_free_list_is_damaged(both: Mode
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["outside", "inside a group"])
 def test_a_clear_ends_every_lease_and_starts_ids_at_1(both: Model, grouped: bool) -> None:
-    before = both.picture()["pools"]
+    before = both.picture().pools
     tokens = both.start(SWA_PAGES)
     if grouped:
         both.allocator.free_group_begin()
@@ -362,9 +367,9 @@ def test_a_clear_ends_every_lease_and_starts_ids_at_1(both: Model, grouped: bool
 
     both.allocator.clear()
 
-    assert both.picture()["pools"] == before
-    assert both.picture()["full"] == list(range(1, FULL_PAGES + 1))
-    assert both.picture()["swa"] == list(range(1, SWA_PAGES + 1))
+    assert both.picture().pools == before
+    assert both.picture().full == list(range(1, FULL_PAGES + 1))
+    assert both.picture().swa == list(range(1, SWA_PAGES + 1))
     row_0 = both.pool.swa_kv_pool.kv_buffer[0][0]
     row_0[:] = 5
     assert both.pool.swa_kv_pool.kv_buffer[0][SWA_PAGES].sum() == 0, "row 0 has its own memory"
@@ -387,7 +392,7 @@ def test_a_page_that_is_lost_is_never_handed_out_again(model: Model) -> None:
     assert nxt is not None
     assert set(swa_pages_of(model, nxt)).isdisjoint(lost)
     model.allocator.clear()
-    assert set(model.picture()["swa"]) == set(range(1, SWA_PAGES + 1)) - set(lost)  # type: ignore[call-overload]
+    assert set(model.picture().swa) == set(range(1, SWA_PAGES + 1)) - set(lost)
 
 
 def test_a_limit_shows_in_what_is_available_and_is_applied_by_later_frees(model: Model) -> None:
@@ -399,9 +404,9 @@ def test_a_limit_shows_in_what_is_available_and_is_applied_by_later_frees(model:
     # The two ids that are left lie on the last mapped VMM page.
     assert model.allocator.swa_available_size() == 2 * PAGE_TOKENS
     model.allocator.free_segment(other, start_pos=0)
-    assert pool.limit_state.status is LimitStatus.DEFERRED
+    assert status_of(pool) is LimitStatus.DEFERRED
     model.allocator.free_segment(one, start_pos=0)
-    assert pool.limit_state.status is LimitStatus.APPLIED
+    assert status_of(pool) is LimitStatus.APPLIED
 
     available = model.allocator.swa_available_size() // PAGE_TOKENS
     assert 0 < available <= ROWS_OF_VMM_PAGE_0 - 1

@@ -22,17 +22,7 @@ from .backing import start_kvcached
 from .discovery import attach, managed_pools_of
 from .gating import Circumstances, is_enabled, kvcached_version, native_reason
 from .geometry import PoolGeometry
-from .ownership import (
-    ATTENTION_STATES,
-    C4,
-    C128,
-    INDEXER,
-    INDEXER_STATES,
-    SWA,
-    Ownership,
-    claims,
-    decide,
-)
+from .ownership import C4, C128, SWA, Ownership, claims, decide, layers_by_pool
 from .transaction import ManagedPools
 
 _Value = TypeVar("_Value")
@@ -56,7 +46,7 @@ def build(
     bound.apply_defaults()
     given: Mapping[str, object] = bound.arguments
     seen = observe(given)
-    owners = decide(seen, layers_of(given), claims())
+    owners = decide(seen, layers_by_pool(_ratios(given)), claims())
     _tell(seen, owners)
     device = str(given["device"])
     managed = [owner.pool for owner in owners if owner.is_managed]
@@ -116,20 +106,6 @@ def observe(given: Mapping[str, object]) -> Circumstances:
         aiter_fp4=is_hip()
         and bool(_published(lambda: get_exec().kernel.enable_deepseek_v4_fp4_indexer)),
     )
-
-
-def layers_of(given: Mapping[str, object]) -> Mapping[str, int]:
-    """In how many layers each pool has memory."""
-    ratios = _ratios(given)
-    c4, c128 = ratios.count(4), ratios.count(128)
-    return {
-        SWA: len(ratios),
-        C4: c4,
-        C128: c128,
-        INDEXER: c4,
-        ATTENTION_STATES: c4 + c128,
-        INDEXER_STATES: c4,
-    }
 
 
 def contiguous_layout() -> bool | None:

@@ -57,6 +57,19 @@ def claims() -> Mapping[str, Claim]:
     return dict(_claims)
 
 
+def layers_by_pool(compress_ratios: Sequence[int]) -> Mapping[str, int]:
+    """In how many layers each pool has memory, of layers with these ratios: 0, 4 or 128."""
+    c4, c128 = compress_ratios.count(4), compress_ratios.count(128)
+    return {
+        SWA: len(compress_ratios),
+        C4: c4,
+        C128: c128,
+        INDEXER: c4,
+        ATTENTION_STATES: c4 + c128,
+        INDEXER_STATES: c4,
+    }
+
+
 def decide(
     seen: Circumstances,
     layers: Mapping[str, int],
