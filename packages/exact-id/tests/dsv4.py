@@ -70,10 +70,12 @@ def make_pool(**changes: Any) -> DeepSeekV4TokenToKVPool:
     return DeepSeekV4TokenToKVPool(**given)
 
 
-def make_allocator(pool: DeepSeekV4TokenToKVPool) -> SWATokenToKVPoolAllocator:
+def make_allocator(
+    pool: DeepSeekV4TokenToKVPool, full_pages: int = FULL_PAGES, swa_pages: int = SWA_PAGES
+) -> SWATokenToKVPoolAllocator:
     return SWATokenToKVPoolAllocator(
-        FULL_PAGES * PAGE_TOKENS,
-        SWA_PAGES * PAGE_TOKENS,
+        full_pages * PAGE_TOKENS,
+        swa_pages * PAGE_TOKENS,
         PAGE_TOKENS,
         torch.float8_e4m3fn,
         "cpu",
@@ -87,10 +89,12 @@ class Model:
     """A pool with its allocator, and what happens to it as a scheduler would make it happen."""
 
     pool: DeepSeekV4TokenToKVPool = field(default_factory=make_pool)
+    full_pages: int = FULL_PAGES
+    swa_pages: int = SWA_PAGES
     allocator: SWATokenToKVPoolAllocator = field(init=False)
 
     def __post_init__(self) -> None:
-        self.allocator = make_allocator(self.pool)
+        self.allocator = make_allocator(self.pool, self.full_pages, self.swa_pages)
 
     @property
     def pools(self) -> ManagedPools:
@@ -114,6 +118,20 @@ class Model:
         tokens = self.extend(torch.empty(0, dtype=torch.int64), page_count * PAGE_TOKENS)
         assert tokens is not None
         return tokens
+
+    def without_kernels(self, page_count: int) -> torch.Tensor | None:
+        """The tokens of whole new pages, by the transaction of an extension but not its kernels."""
+        from kvstrata.exact_id.allocator import Want, allocate
+
+        full, swa = self.allocator.full_attn_allocator, self.allocator.swa_attn_allocator
+
+        def take() -> torch.Tensor:
+            tokens: torch.Tensor = full.alloc(page_count * PAGE_TOKENS)
+            self.allocator.set_full_to_swa_mapping(tokens, swa.alloc(page_count * PAGE_TOKENS))
+            return tokens
+
+        want = Want(page_count, reach=page_count)
+        return allocate({full: want, swa: want}, take)
 
     def decode(self, *requests: torch.Tensor) -> torch.Tensor | None:
         """The next token of each request."""
