@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -422,9 +421,8 @@ def tokens(page_ids: list[int]) -> torch.Tensor:
 
 
 @pytest.fixture
-def c4_is_claimed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def c4_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ownership._claims, C4, Claim(C4, IdSpace.FULL, "the test"))
-    return
 
 
 @pytest.mark.timeout(600)
