@@ -7,7 +7,7 @@ import os
 os.environ["KVCACHED_CONTIGUOUS_LAYOUT"] = "false"
 os.environ["KVCACHED_LOG_LEVEL"] = "CRITICAL"
 os.environ["KVCACHED_IPC_NAME"] = f"exact-id-test-{os.getpid()}"
-os.environ["TRITON_INTERPRET"] = "1"
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from collections.abc import Callable, Iterator
 

@@ -78,7 +78,7 @@ def make_allocator(
         swa_pages * PAGE_TOKENS,
         PAGE_TOKENS,
         torch.float8_e4m3fn,
-        "cpu",
+        pool.device,
         pool,
         need_sort=False,
     )
@@ -104,12 +104,12 @@ class Model:
 
     def extend(self, prefix: torch.Tensor, length: int) -> torch.Tensor | None:
         """The tokens that a request of the tokens `prefix` gets to be `length` tokens long."""
-        before = torch.tensor([prefix.numel()])
-        last = prefix[-1:] if prefix.numel() else torch.tensor([-1])
-        after = torch.tensor([length])
+        device = self.pool.device
+        before, after = torch.tensor([prefix.numel()]), torch.tensor([length])
+        last = prefix[-1:] if prefix.numel() else torch.tensor([-1], device=device)
         count = length - prefix.numel()
         tokens: torch.Tensor | None = self.allocator.alloc_extend(
-            before, before, after, after, last, count
+            before.to(device), before, after.to(device), after, last, count
         )
         return tokens
 
@@ -137,7 +137,9 @@ class Model:
         """The next token of each request."""
         lengths = torch.tensor([request.numel() + 1 for request in requests])
         last = torch.stack([request[-1] for request in requests])
-        tokens: torch.Tensor | None = self.allocator.alloc_decode(lengths, lengths, last)
+        tokens: torch.Tensor | None = self.allocator.alloc_decode(
+            lengths.to(self.pool.device), lengths, last
+        )
         return tokens
 
     def picture(self) -> "Picture":

@@ -76,7 +76,8 @@ class LeaseLedger:
     @property
     def holders(self) -> NDArray[np.int32]:
         """How many leased rows lie on each VMM page; a copy."""
-        return self._holders.copy()
+        copy: NDArray[np.int32] = self._holders.copy()
+        return copy
 
     def _hold_row_0(self) -> None:
         self._leased[0] = True

@@ -2,14 +2,16 @@
 """How much memory a pool may map, as operators set it with kvcached's tools."""
 
 import atexit
+import fcntl
 import mmap
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
-
-import numpy as np
 
 from .geometry import PoolGeometry
+
+# The words of kvcached's MemInfoStruct.
+_TOTAL = 0
+_USED = 1
 
 
 class LimitStatus(Enum):
@@ -41,20 +43,21 @@ class MemoryLimit:
     """A revisioned limit of one pool; at first the whole pool, with revision 0."""
 
     def __init__(self, geometry: PoolGeometry) -> None:
-        self._geometry = geometry
+        self._bundle_bytes = geometry.bundle_bytes
+        self._least_count = geometry.floor_bytes // geometry.bundle_bytes
+        self._most_count = geometry.vmm_page_count
+        self._page_count = self._most_count
         self._limit_bytes = geometry.virtual_bytes
         self._revision = 0
 
     @property
     def page_count(self) -> int:
         """How many VMM pages may be mapped."""
-        return self.effective_bytes // self._geometry.bundle_bytes
+        return self._page_count
 
     @property
     def effective_bytes(self) -> int:
-        bundle = self._geometry.bundle_bytes
-        allowed = min(self._limit_bytes, self._geometry.virtual_bytes) // bundle * bundle
-        return max(allowed, self._geometry.floor_bytes)
+        return self._page_count * self._bundle_bytes
 
     @property
     def revision(self) -> int:
@@ -71,6 +74,8 @@ class MemoryLimit:
         if revision == self._revision and limit_bytes != self._limit_bytes:
             return self._state(LimitStatus.CONFLICT, mapped_bytes)
         self._limit_bytes, self._revision = limit_bytes, revision
+        allowed = min(limit_bytes // self._bundle_bytes, self._most_count)
+        self._page_count = max(allowed, self._least_count)
         return self.state(mapped_bytes)
 
     def state(self, mapped_bytes: int) -> LimitState:
@@ -95,34 +100,37 @@ class Segment:
 
         self.name = name
         init_kv_cache_limit(name, limit_bytes)
-        path = Path(get_ipc_path(name))
-        self._cleanup = IPCSegmentCleanup(str(path))
-        with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), MemInfoStruct.SHM_SIZE)
-        # The limit is read on every allocation: one aligned word, without kvcached's file lock.
-        self._words = np.frombuffer(self._memory, dtype=np.int64)
+        path = get_ipc_path(name)
+        self._cleanup = IPCSegmentCleanup(path)
+        # Kept open: both words are used on the way of an allocation.
+        self._file = open(path, "r+b")  # noqa: SIM115, PTH123 - closed by close
+        self._memory = mmap.mmap(self._file.fileno(), MemInfoStruct.SHM_SIZE)
+        self._words = memoryview(self._memory).cast("q")
         self._published = 0
         atexit.register(self.close)
 
     @property
     def limit_bytes(self) -> int:
-        return int(self._words[0])
+        """The limit that is asked for now; one aligned word, read without the lock."""
+        return self._words[_TOTAL]
 
     def publish(self, used_bytes: int) -> None:
         """Show `used_bytes` as the memory in use."""
         if used_bytes == self._published:
             return
-        from kvcached.cli.utils import MemInfoStruct, RwLockedShm
-
-        with RwLockedShm(self.name, MemInfoStruct.SHM_SIZE, RwLockedShm.WLOCK) as memory:
-            info = MemInfoStruct.from_buffer(memory)
-            info.used_size = used_bytes
-            info.write_to_buffer(memory)
+        # kvctl rewrites all words while it holds this lock.
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            self._words[_USED] = used_bytes
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
         self._published = used_bytes
 
     def close(self) -> None:
+        """Remove the segment; its limit is the last one from then on."""
         atexit.unregister(self.close)
         self._cleanup.unlink()
+        self._file.close()
 
 
 def segment_name(pool: str) -> str:
