@@ -194,7 +194,7 @@ def typecheck(session: nox.Session) -> None:
         options = ["--python-executable", python, "--python-version", version]
         sources = [f"{entry.package}/src" for entry in SLICES.values()]
         run_tool(session, "mypy", *options, "ci", "tests", *sources, MYPYPATH=path)
-        # Each on its own: their modules have the same names, and a slice's may not be one of Python.
+        # Each on its own: mypy names them by their folders, and exact-id is no name in Python.
         for entry in SLICES.values():
             tests = os.pathsep.join([path, str(ROOT / entry.package)])
             run_tool(session, "mypy", *options, f"{entry.package}/tests", MYPYPATH=tests)

@@ -80,6 +80,15 @@ class Side:
         new = self.new_pages(ids)
         return not new or len(self.mapped) + len(new) <= self.limit
 
+    @property
+    def leasable(self) -> int:
+        """How many free ids, from the first one on, have memory or may get some."""
+        room = max(0, self.limit - len(self.mapped))
+        for count in range(len(self.free)):
+            if len(self.new_pages(self.free[: count + 1])) > room:
+                return count
+        return len(self.free)
+
     def take(self, count: int) -> list[int]:
         taken, self.free = self.free[:count], self.free[count:]
         self.leased |= set(taken)
@@ -255,6 +264,8 @@ class AnyOrder(RuleBasedStateMachine):
         allocator = self.model.allocator
         assert allocator.full_attn_allocator.free_pages.tolist() == self.full.free
         assert allocator.swa_attn_allocator.free_pages.tolist() == self.swa.free
+        assert allocator.full_available_size() == self.full.leasable * PAGE_TOKENS
+        assert allocator.swa_available_size() == self.swa.leasable * PAGE_TOKENS
         for name, side in self.sides.items():
             pool = self.pools[name]
             assert pool.ledger.leased_ids.tolist() == sorted(side.leased)

@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from kvstrata.exact_id.accounting import RESERVATIONS, Reservations, mapped_bytes, native_bytes
-from kvstrata.exact_id.discovery import managed_pools_behind, managed_pools_of, swa_allocator_of
-from kvstrata.exact_id.ownership import SWA
+from kvstrata.exact_id.discovery import (
+    managed_pools_behind,
+    managed_pools_of,
+    owners_of,
+    swa_allocator_of,
+)
+from kvstrata.exact_id.ownership import POOLS, SWA
 from kvstrata_host import vmm
 
 from .dsv4 import (
@@ -57,6 +62,7 @@ def test_with_the_switch_off_a_pool_that_is_made_directly_is_native(
     assert not touched
     assert managed_pools_of(pool) is None
     assert caplog.messages == []
+    assert owners_of(pool) == ()
     assert type(pool.swa_kv_pool).__name__ == "DeepSeekV4SingleKVPool"  # type: ignore[attr-defined]
 
 
@@ -67,6 +73,9 @@ def test_with_the_switch_on_swa_is_managed(value: str, monkeypatch: pytest.Monke
     model = Model()
 
     assert [pool.name for pool in model.pools] == [SWA]
+    assert {owner.pool: owner.is_managed for owner in owners_of(model.pool)} == {
+        name: name == SWA for name in POOLS
+    }
     model.pools.close()
 
 

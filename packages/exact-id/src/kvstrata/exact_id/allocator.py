@@ -57,13 +57,14 @@ class LeasedPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
         self.pools = pools
         self.space = space
         self.is_leased_already = False
+        self._copied: tuple[torch.Tensor | None, Ids] = (None, np.empty(0, dtype=np.int64))
         super().__init__(size, page_size, dtype, device, kvcache, need_sort)
 
     def available_size(self) -> int:
         """Tokens for which there are ids and memory."""
         count = self.native_count
         if self.pools.is_constrained(self.space):
-            count = self.pools.leasable_count(self.space, host(self.get_all_free_pages()))
+            count = self.pools.leasable_count(self.space, self._free_ids())
         return count * int(self.page_size)
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
@@ -143,6 +144,14 @@ class LeasedPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
         self.staged_pages = list(before.staged_pages)
         self.num_staged_pages = before.num_staged_pages
         self.withdraw_lost()
+
+    def _free_ids(self) -> Ids:
+        """The free list on the host, copied once for each state of it."""
+        if self.staged_pages:
+            return host(self.get_all_free_pages())
+        if self._copied[0] is not self.free_pages:
+            self._copied = (self.free_pages, host(self.free_pages))
+        return self._copied[1]
 
     def _release_page_ids(self, *page_ids: torch.Tensor) -> None:
         # Every way back into the free list ends here, and groups are over by then.

@@ -49,15 +49,11 @@ def build(
     owners = decide(seen, layers_by_pool(_ratios(given)), claims())
     _tell(seen, owners)
     device = str(given["device"])
-    managed = [owner.pool for owner in owners if owner.is_managed]
-    if not managed:
+    pools = _selected(owners, device)
+    attach(kvcache, owners, pools)
+    if pools is None:
         original(kvcache, *args, **kwargs)
     else:
-        start_kvcached(device)
-        pools = ManagedPools(device)
-        for name in managed:
-            pools.select(name, claims()[name].space)
-        attach(kvcache, pools)
         try:
             original(kvcache, *args, **kwargs)
             pools.open()
@@ -140,6 +136,18 @@ def _tell(seen: Circumstances, owners: Sequence[Ownership]) -> None:
     for owner in owners:
         kind = "managed" if owner.is_managed else "native"
         _log.info("DeepSeek-V4 pool %s is %s: %s", owner.pool, kind, owner.why)
+
+
+def _selected(owners: Sequence[Ownership], device: str) -> ManagedPools | None:
+    """All managed pools of a model, declared before the first one is made; None without one."""
+    managed = [owner.pool for owner in owners if owner.is_managed]
+    if not managed:
+        return None
+    start_kvcached(device)
+    pools = ManagedPools(device)
+    for name in managed:
+        pools.select(name, claims()[name].space)
+    return pools
 
 
 def _backed(

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding the managed pools of a running model."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .ownership import Ownership
 from .transaction import ManagedPools
 
 if TYPE_CHECKING:
@@ -10,17 +12,25 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
     from sglang.srt.mem_cache.memory_pool import KVCache
 
-_ATTRIBUTE = "kvstrata_exact_id_pools"
+_POOLS = "kvstrata_exact_id_pools"
+_OWNERS = "kvstrata_exact_id_owners"
 
 
-def attach(kvcache: "KVCache", pools: ManagedPools) -> None:
-    """Remember that `pools` hold memory of `kvcache`."""
-    setattr(kvcache, _ATTRIBUTE, pools)
+def attach(kvcache: "KVCache", owners: Sequence[Ownership], pools: ManagedPools | None) -> None:
+    """Remember who owns the pools of `kvcache`, and those of them that are managed."""
+    setattr(kvcache, _OWNERS, tuple(owners))
+    setattr(kvcache, _POOLS, pools)
+
+
+def owners_of(kvcache: "KVCache") -> Sequence[Ownership]:
+    """Who owns each pool of a DeepSeek-V4 pool, and why; empty with ENABLE_KVCACHED off."""
+    owners: tuple[Ownership, ...] = getattr(kvcache, _OWNERS, ())
+    return owners
 
 
 def managed_pools_of(kvcache: "KVCache") -> ManagedPools | None:
     """The managed pools of a DeepSeek-V4 pool; None where everything is native."""
-    pools: ManagedPools | None = getattr(kvcache, _ATTRIBUTE, None)
+    pools: ManagedPools | None = getattr(kvcache, _POOLS, None)
     return pools
 
 
