@@ -7,10 +7,12 @@
 # ///
 """Sessions: stacks/*.toml says which slices are built and validated, and in which order."""
 
+import argparse
+import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import nox
@@ -31,10 +33,32 @@ BASE = stackkit.Recipe(
 )
 TOOLS = stackkit.Recipe((WORKSPACE.lock("tools"), WORKSPACE.lock("tests")))
 DOCS = stackkit.Recipe((WORKSPACE.lock("docs"),))
-SOURCES = [*(f"{entry.package}/src" for entry in SLICES.values()), "ci", "ci/host/src", "tests/e2e"]
-VALIDATIONS = [entry.validation for entry in SLICES.values()]
-TESTED = ["tests-stack", "tests-host", *VALIDATIONS, "tests-e2e"]
+SOURCES = [
+    *(f"{entry.package}/src" for entry in SLICES.values()),
+    "ci",
+    "ci/host/src",
+    "tests/e2e",
+    "tests/faults",
+]
+RELEASES = WORKSPACE.stacks.releases
+BUILD_KVCACHED = "build-kvcached-host"
 DEMO_SLICE = "kvcr"
+FAULT_LOOP = {
+    "PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("faults", "e2e"))
+}
+RUNS = [
+    stackkit.Run("tests-stack"),
+    *(stackkit.Run("tests-host", release) for release in RELEASES),
+    stackkit.Run("tests-kvcached-host", RELEASES[0]),
+    *(
+        stackkit.Run(entry.validation, release)
+        for entry in SLICES.values()
+        for release in entry.releases or RELEASES[:1]
+    ),
+    stackkit.Run("tests-e2e", RELEASES[0]),
+    stackkit.Run("tests-faults", RELEASES[0]),
+]
+TESTED = list(dict.fromkeys(run.session for run in RUNS))
 
 nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "virtualenv"
@@ -58,10 +82,32 @@ def make(session: nox.Session, name: str, recipe: stackkit.Recipe) -> stackkit.E
     return recipe.make(WORKSPACE.environments / name, session.log)
 
 
-def layer(session: nox.Session) -> stackkit.Layer:
-    """The session's own environment over the base."""
+def layer(session: nox.Session, release: str) -> stackkit.Layer:
+    """The session's own environment over a release of SGLang over the base."""
     own = stackkit.Environment(Path(session.bin).parent)
-    return stackkit.Layer(own, make(session, "base", BASE))
+    bases = [make(session, "base", BASE)]
+    if release != RELEASES[0]:
+        recipe = stackkit.Recipe((WORKSPACE.release_lock(release),))
+        bases.insert(0, make(session, f"{stackkit.HOST}-{release}", recipe))
+    return stackkit.Layer(own, tuple(bases), release)
+
+
+def layers(session: nox.Session, releases: Sequence[str]) -> Iterator[stackkit.Layer]:
+    """The session's environment over each release in turn, or over the one of `--sglang` alone."""
+    asked, _ = arguments(session)
+    if asked is not None and asked not in releases:
+        session.error(f"--{stackkit.HOST} {asked}: supported are {', '.join(releases)}")
+    return (layer(session, each) for each in releases if asked in {None, each})
+
+
+def arguments(session: nox.Session) -> tuple[str | None, list[str]]:
+    """The release of SGLang that was asked for behind `--`, if any, and the other arguments."""
+    parser = argparse.ArgumentParser(
+        f"nox -s {session.name} --", allow_abbrev=False, add_help=False
+    )
+    parser.add_argument(f"--{stackkit.HOST}", dest="release", choices=RELEASES)
+    known, others = parser.parse_known_args(session.posargs)
+    return known.release, others
 
 
 def run_tool(session: nox.Session, tool: str, *arguments: str, **variables: str) -> None:
@@ -69,11 +115,15 @@ def run_tool(session: nox.Session, tool: str, *arguments: str, **variables: str)
     session.run(str(program), *arguments, env=variables, external=True)
 
 
-def conclude(session: nox.Session, result: stackkit.SessionResult) -> None:
-    result.write(WORKSPACE.results)
-    session.log("\n" + stackkit.table([result]))
-    if not result.succeeded:
-        session.error(f"{session.name}: {stackkit.closing_line([result])}")
+def conclude(session: nox.Session, results: Iterable[stackkit.SessionResult]) -> None:
+    """Write each result as soon as it is there; end the session as failed unless all succeeded."""
+    known = []
+    for result in results:
+        result.write(WORKSPACE.results)
+        known.append(result)
+    session.log("\n" + stackkit.table(known))
+    if not known or not all(result.succeeded for result in known):
+        session.error(f"{session.name}: {stackkit.closing_line(known)}")
 
 
 @nox.session(python=False)
@@ -109,8 +159,17 @@ def add_validate(slice_id: str, builds: list[str]) -> None:
     @nox.session(name=SLICES[slice_id].validation, requires=["base", *builds])
     @reported
     def validate(session: nox.Session) -> None:
-        """Test the slice from the built wheels of its closure alone."""
-        conclude(session, stackkit.validate(WORKSPACE, slice_id, layer(session)))
+        """Test the slice from the built wheels of its closure alone, on each release of SGLang."""
+        over = layers(session, SLICES[slice_id].releases or RELEASES[:1])
+        conclude(session, (stackkit.validate(WORKSPACE, slice_id, each) for each in over))
+
+
+@nox.session(name=BUILD_KVCACHED, python=False, requires=["base"])
+@reported
+def build_kvcached_host(session: nox.Session) -> None:
+    """Build kvcached's released sources over host memory, once."""
+    for wheel in WORKSPACE.kvcached_host.build(make(session, "base", BASE), session.log):
+        session.log(wheel.name)
 
 
 BUILD_HOST = add_build(WORKSPACE.host)
@@ -118,23 +177,41 @@ BUILDS = {slice_id: add_build(WORKSPACE.package(slice_id)) for slice_id in SLICE
 
 
 def builds_of(slice_id: str) -> list[str]:
-    return [BUILD_HOST, *(BUILDS[entry.id] for entry in WORKSPACE.stacks.closure(slice_id))]
+    kvcached = [BUILD_KVCACHED] if "kvcached" in WORKSPACE.stacks.pinned(slice_id) else []
+    return [
+        BUILD_HOST,
+        *kvcached,
+        *(BUILDS[entry.id] for entry in WORKSPACE.stacks.closure(slice_id)),
+    ]
 
 
 for each in SLICES:
     add_validate(each, builds_of(each))
 
 
-def install_demo(over: stackkit.Layer) -> None:
+def demo_layer(session: nox.Session) -> tuple[stackkit.Layer, list[str]]:
+    """The session's environment with the demo's slices, and the arguments that are the demo's."""
+    release, others = arguments(session)
+    over = layer(session, release or RELEASES[0])
     packages = [WORKSPACE.package(entry.id) for entry in WORKSPACE.stacks.closure(DEMO_SLICE)]
     stackkit.install(WORKSPACE, [WORKSPACE.host, *packages], over)
+    return over, others
 
 
 @nox.session(name="tests-host", requires=["base", BUILD_HOST])
 @reported
 def tests_host(session: nox.Session) -> None:
-    """Test what runs the real SGLang without a GPU."""
-    conclude(session, stackkit.validate_host(WORKSPACE, layer(session)))
+    """Test what runs the real SGLang without a GPU, on each release of it."""
+    over = layers(session, RELEASES)
+    conclude(session, (stackkit.validate_host(WORKSPACE, each) for each in over))
+
+
+@nox.session(name="tests-kvcached-host", requires=["base", BUILD_HOST, BUILD_KVCACHED])
+@reported
+def tests_kvcached_host(session: nox.Session) -> None:
+    """Test kvcached over host memory, and what stands in for CUDA there."""
+    over = layer(session, RELEASES[0])
+    conclude(session, [stackkit.validate_kvcached_host(WORKSPACE, over)])
 
 
 @nox.session(name="tests-stack", python=False, requires=["tools"])
@@ -142,29 +219,46 @@ def tests_host(session: nox.Session) -> None:
 def tests_stack(session: nox.Session) -> None:
     """Test the stack files and the sessions themselves."""
     made = make(session, "tools", TOOLS)
-    over = stackkit.Layer(made, made, {"PYTHONPATH": str(ROOT / "ci")})
-    conclude(session, stackkit.run_repository_tests(WORKSPACE, "stack", over))
+    over = stackkit.Layer(made, (made,), variables={"PYTHONPATH": str(ROOT / "ci")})
+    conclude(session, [stackkit.run_repository_tests(WORKSPACE, "stack", over)])
 
 
 @nox.session(name="tests-e2e", requires=["base", *builds_of(DEMO_SLICE)])
 @reported
 def tests_e2e(session: nox.Session) -> None:
     """Test that the demo proves its own claims, without its servers."""
-    over = layer(session)
-    install_demo(over)
-    conclude(session, stackkit.run_repository_tests(WORKSPACE, "e2e", over))
+    over, _ = demo_layer(session)
+    conclude(session, [stackkit.run_repository_tests(WORKSPACE, "e2e", over)])
+
+
+@nox.session(name="tests-faults", requires=["base", *builds_of(DEMO_SLICE)])
+@reported
+def tests_faults(session: nox.Session) -> None:
+    """Test that the fault loop makes its faults and counts what came of them."""
+    over, _ = demo_layer(session)
+    over = dataclasses.replace(over, variables=FAULT_LOOP)
+    conclude(session, [stackkit.run_repository_tests(WORKSPACE, "faults", over)])
 
 
 @nox.session(requires=["base", *builds_of(DEMO_SLICE)])
 @reported
 def demo(session: nox.Session) -> None:
     """Two real SGLang servers share a prefix through KVCR; see build/demo/."""
-    over = layer(session)
-    install_demo(over)
-    folder = ROOT / "tests" / "e2e"
-    arguments = ["--output", str(ROOT / "build" / "demo"), *session.posargs]
-    if over.run("-m", "demo", *arguments, cwd=folder) != 0:
+    over, others = demo_layer(session)
+    options = ["--output", str(ROOT / "build" / "demo"), *others]
+    if over.run("-m", "demo", *options, cwd=ROOT / "tests" / "e2e") != 0:
         session.error("the demo failed")
+
+
+@nox.session(requires=["base", *builds_of(DEMO_SLICE)])
+@reported
+def faults(session: nox.Session) -> None:
+    """Make faults on a peer while a server restores from it; see build/faults/."""
+    over, others = demo_layer(session)
+    over = dataclasses.replace(over, variables=FAULT_LOOP)
+    options = ["--output", str(ROOT / "build" / "faults"), *others]
+    if over.run("-m", "faults", *options) != 0:
+        session.error("the fault loop failed")
 
 
 @nox.session(python=False, requires=["tools"])
@@ -209,7 +303,7 @@ def docs(session: nox.Session) -> None:
 @reported
 def summary(session: nox.Session) -> None:
     """Print what was tested at the present files; a session that is missing is a failure."""
-    found = stackkit.gather(WORKSPACE, TESTED)
+    found = stackkit.gather(WORKSPACE, RUNS)
     line = stackkit.closing_line(found)
     (WORKSPACE.results / "summary.txt").write_text(f"{line}\n", encoding="utf-8")
     session.log("\n" + stackkit.table(found))

@@ -1,15 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sphinx settings; `nox -s docs` builds the site with warnings as errors."""
 
-import sys
-from pathlib import Path
-
-DOCS = Path(__file__).resolve().parent
-sys.path[:0] = [str(DOCS / "_ext"), *map(str, sorted(DOCS.parent.glob("packages/*/src")))]
-
 project = "kvstrata"
 project_copyright = "the kvstrata authors"
-extensions = ["myst_parser", "settings_table", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "kvstrata"

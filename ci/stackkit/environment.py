@@ -46,33 +46,46 @@ class Environment:
     def site_packages(self) -> Path:
         return self.path / "lib" / f"python{_series()}" / "site-packages"
 
+    @property
+    def made_from(self) -> str:
+        """The digest of the recipe; SetupError if the environment was not completed from one."""
+        try:
+            return (self.path / _STAMP).read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise SetupError(f"{self.path}: not an environment that was made completely") from error
+
 
 @dataclass(frozen=True)
 class Layer:
-    """A thin environment over `base`; what is installed in it comes first."""
+    """A thin environment over others: what is installed in it comes first, then `bases` in order.
+
+    `release` is the version of the host that the bases are to give, or empty if it does not matter.
+    """
 
     environment: Environment
-    base: Environment
+    bases: tuple[Environment, ...]
+    release: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def lay(self) -> None:
         site_packages = self.environment.site_packages
         if not site_packages.is_dir():
             raise SetupError(f"{site_packages}: no environment of Python {_series()} there")
-        (site_packages / "_base.pth").write_text(f"{self.base.site_packages}\n", encoding="utf-8")
+        lines = "".join(f"{base.site_packages}\n" for base in self.bases)
+        (site_packages / "_base.pth").write_text(lines, encoding="utf-8")
 
     def process_environment(self) -> dict[str, str]:
-        """The page hash of SGLang, compiled at first use, is kept with the base."""
+        """The page hash of SGLang, compiled at first use, is kept with what brings SGLang."""
         kept = {
             name: value
             for name, value in os.environ.items()
             if name not in {"PYTHONPATH", "PYTHONHOME"}
         }
-        path = [str(self.environment.bin), str(self.base.bin), kept.get("PATH", os.defpath)]
+        bins = [str(each.bin) for each in (self.environment, *self.bases)]
         return {
             **kept,
-            "PATH": os.pathsep.join(path),
-            "TORCH_EXTENSIONS_DIR": str(self.base.path / "torch_extensions"),
+            "PATH": os.pathsep.join([*bins, kept.get("PATH", os.defpath)]),
+            "TORCH_EXTENSIONS_DIR": str(self.bases[0].path / "torch_extensions"),
             "VIRTUAL_ENV": str(self.environment.path),
             **self.variables,
         }

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import msgspec
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from .stack import Slice, Stacks
+from .stack import Pin, Slice, Stacks
 
 
 class _Project(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,14 +110,21 @@ def _differences(entry: Slice, packages: dict[str, Package]) -> Iterator[str]:
             yield f"project.dependencies: '{requirement}' leaves out {version}, the present one"
         if any(part.operator in {"==", "==="} for part in requirement.specifier):
             yield f"project.dependencies: '{requirement}' pins a sibling; use a compatible range"
-    exact = {
-        (canonicalize_name(requirement.name), part.version)
+    pinned = {
+        f"{canonicalize_name(requirement.name)}{requirement.specifier}"
         for requirement in (*package.dependencies, *package.optional)
-        for part in requirement.specifier
-        if part.operator == "==" and not requirement.name.startswith("kvstrata-")
+        if not requirement.name.startswith("kvstrata-")
+        and any(part.operator in {"==", "<="} for part in requirement.specifier)
     }
-    pins = {(canonicalize_name(pin.distribution), pin.version) for pin in entry.pins}
-    for name, pinned in sorted(pins - exact):
-        yield f"project: no requirement '{name}=={pinned}', the stack pins it"
-    for name, pinned in sorted(exact - pins):
-        yield f"project: '{name}=={pinned}' is not among `pins` in the stack"
+    pins = {_requirement(pin) for pin in entry.pins}
+    for text in sorted(pins - pinned):
+        yield f"project: no requirement '{text}', the stack pins it"
+    for text in sorted(pinned - pins):
+        yield f"project: '{text}' is not among `pins` in the stack"
+
+
+def _requirement(pin: Pin) -> str:
+    """What a package requires for a pin: one version, or the range from the first to the last."""
+    versions = sorted(map(Version, pin.versions))
+    text = f"=={versions[0]}" if not pin.also else f">={versions[0]},<={versions[-1]}"
+    return f"{canonicalize_name(pin.distribution)}{SpecifierSet(text)}"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run inside a slice's environment: what of kvstrata is there, and where does it come from?
+"""Run inside a slice's environment: what is there, and where does it come from?
 
 Arguments: the modules to look for. Prints a JSON object: `origins` maps each module to the file
-that an import would load, or null; `distributions` lists the installed kvstrata distributions.
+that an import would load, or null; `distributions` maps each installed distribution to the version
+that an import would load.
 """
 
 import importlib.metadata
@@ -25,6 +26,6 @@ if __name__ == "__main__":
     names = {found.metadata["Name"] for found in importlib.metadata.distributions()}
     report = {
         "origins": {module: _origin(module) for module in sys.argv[1:]},
-        "distributions": sorted(name for name in names if name.startswith("kvstrata-")),
+        "distributions": {name: importlib.metadata.version(name) for name in sorted(names)},
     }
     print(json.dumps(report))

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 from xml.etree import ElementTree
 
 import msgspec
 
-from .stack import Gate
+from .stack import HOST, Gate
 
 
 class SkippedTest(msgspec.Struct, frozen=True):
@@ -34,12 +34,28 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`packages` holds the digest of each package whose code was tested."""
+class Run(NamedTuple):
+    """A session on one release of the host; empty where the release does not matter."""
 
     session: str
+    release: str = ""
+
+    @property
+    def file(self) -> str:
+        return f"{self.session}-on-{self.release}.json" if self.release else f"{self.session}.json"
+
+
+class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a run; `packages` holds the digest of each package whose code was tested."""
+
+    session: str
+    release: str
     packages: dict[str, str]
     gates: tuple[GateResult, ...]
+
+    @property
+    def run(self) -> Run:
+        return Run(self.session, self.release)
 
     @property
     def succeeded(self) -> bool:
@@ -50,11 +66,11 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         content = msgspec.json.format(msgspec.json.encode(self), indent=2)
-        (folder / f"{self.session}.json").write_bytes(content + b"\n")
+        (folder / self.run.file).write_bytes(content + b"\n")
 
     @classmethod
-    def read(cls, folder: Path, session: str) -> SessionResult | None:
-        path = folder / f"{session}.json"
+    def read(cls, folder: Path, run: Run) -> SessionResult | None:
+        path = folder / run.file
         return msgspec.json.decode(path.read_bytes(), type=cls) if path.is_file() else None
 
 
@@ -87,18 +103,21 @@ def judge(gate: Gate, junit: Path, *, exit_code: int) -> GateResult:
 
 def table(results: Iterable[SessionResult]) -> str:
     """One row per gate, and the reasons of what was skipped."""
-    lines = [f"{'session':<24}{'gate':<24}{'passed':>8}{'failed':>8}{'skipped':>9}  result"]
+    counted = f"{'passed':>8}{'failed':>8}{'skipped':>9}"
+    lines = [f"{'session':<24}{HOST:<8}{'gate':<24}{counted}  result"]
     reasons: list[str] = []
     for session in results:
+        start = f"{session.session:<24}{session.release:<8}"
         if not session.gates:
-            lines.append(f"{session.session:<24}{'':<49}  not run with the present files")
+            lines.append(f"{start}{'':<49}  not run with the present files")
         for gate in session.gates:
             counts = f"{gate.passed:>8}{gate.failed:>8}{len(gate.skipped):>9}"
-            lines.append(f"{session.session:<24}{gate.gate:<24}{counts}  {gate.result}")
+            lines.append(f"{start}{gate.gate:<24}{counts}  {gate.result}")
+            name = f"{gate.gate} on {session.release}" if session.release else gate.gate
             if gate.reason:
-                reasons.append(f"{gate.gate}: {gate.reason}")
+                reasons.append(f"{name}: {gate.reason}")
             for reason, count in Counter(skip.reason for skip in gate.skipped).items():
-                reasons.append(f"{gate.gate}: {count} skipped: {reason}")
+                reasons.append(f"{name}: {count} skipped: {reason}")
     return "\n".join([*lines, *reasons])
 
 

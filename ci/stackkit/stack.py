@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -18,6 +18,9 @@ from .error import StackkitError
 Id = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$")]
 ObjectId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{40}$")]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+HOST = "sglang"
+"""The one distribution of which several versions are supported; see `Slice.releases`."""
 
 
 class StackError(StackkitError):
@@ -42,10 +45,18 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A third-party distribution and the only version that a slice supports."""
+    """A third-party distribution and what a slice supports of it.
+
+    `version` is the one in the base environment; the sessions run on each of `also` as well.
+    """
 
     distribution: Text
     version: Text
+    also: tuple[Text, ...] = ()
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        return (self.version, *self.also)
 
 
 class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -89,6 +100,11 @@ class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def validation(self) -> str:
         return f"validate-{self.id}"
 
+    @property
+    def releases(self) -> tuple[str, ...]:
+        """The supported versions of the host, the base environment's first; none without a pin."""
+        return next((pin.versions for pin in self.pins if pin.distribution == HOST), ())
+
 
 class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One file. A slice is declared once; a stack names those of other stacks under `shares`."""
@@ -106,6 +122,13 @@ class Stacks:
     stacks: Mapping[str, Stack]
     slices: dict[str, Slice]
 
+    @property
+    def releases(self) -> tuple[str, ...]:
+        """Every version of the host that a slice supports, the base environment's first."""
+        return tuple(
+            dict.fromkeys(each for entry in self.slices.values() for each in entry.releases)
+        )
+
     def closure(self, slice_id: str) -> tuple[Slice, ...]:
         """The slice and all of its predecessors, predecessors first."""
         wanted = {slice_id}
@@ -113,6 +136,10 @@ class Stacks:
             if entry.id in wanted:
                 wanted.update(entry.requires)
         return tuple(entry for entry in self.slices.values() if entry.id in wanted)
+
+    def pinned(self, slice_id: str) -> frozenset[str]:
+        """The third-party distributions that the closure pins."""
+        return frozenset(pin.distribution for entry in self.closure(slice_id) for pin in entry.pins)
 
     def outsiders(self, slice_id: str) -> tuple[Slice, ...]:
         """Every slice outside the closure: successors and those of other branches."""
@@ -130,6 +157,10 @@ def load(folder: Path) -> Stacks:
         for key, reason in _faults(stack, homes):
             raise StackError(f"{folder.name}/{name}.toml", key, reason)
     slices = {entry.id: entry for stack in stacks.values() for entry in stack.slices}
+    for entry in slices.values():
+        for key, reason in _release_faults(entry, slices):
+            name, index = homes[entry.id]
+            raise StackError(f"{folder.name}/{name}.toml", f"slices[{index}].{key}", reason)
     return Stacks(stacks, _in_order(slices, homes, folder.name))
 
 
@@ -182,7 +213,7 @@ def _slice_faults(entry: Slice, known: set[str], upstreams: list[str]) -> Iterat
     yield from _repeated("requires", entry.requires)
     yield from _repeated("pins", [pin.distribution for pin in entry.pins])
     for index, pin in enumerate(entry.pins):
-        yield from _unversioned(f"pins[{index}].version", pin.version)
+        yield from _pin_faults(f"pins[{index}]", pin)
     if entry.upstream is not None and entry.upstream not in upstreams:
         yield "upstream", f"unknown upstream {entry.upstream!r}; declared: {_listed(upstreams)}"
     if entry.pull_request is not None and entry.upstream is None:
@@ -203,6 +234,23 @@ def _slice_faults(entry: Slice, known: set[str], upstreams: list[str]) -> Iterat
             )
 
 
+def _pin_faults(key: str, pin: Pin) -> Iterator[tuple[str, str]]:
+    yield from _unversioned(f"{key}.version", pin.version)
+    for version in pin.also:
+        yield from _unversioned(f"{key}.also", version)
+    yield from _repeated(f"{key}.also", pin.versions)
+    if pin.also and pin.distribution != HOST:
+        yield f"{key}.also", f"only {HOST!r} may have several versions: no session runs the others"
+
+
+def _release_faults(entry: Slice, slices: Mapping[str, Slice]) -> Iterator[tuple[str, str]]:
+    for required in entry.requires:
+        below = slices[required].releases
+        for release in entry.releases:
+            if below and release not in below:
+                yield "pins", f"{HOST} {release} is not supported by {required!r}: {_listed(below)}"
+
+
 def _repeated(key: str, values: list[str] | tuple[str, ...]) -> Iterator[tuple[str, str]]:
     for value, count in Counter(values).items():
         if count > 1:
@@ -216,7 +264,7 @@ def _unversioned(key: str, value: str) -> Iterator[tuple[str, str]]:
         yield key, f"{value!r} is not a version"
 
 
-def _listed(ids: set[str] | list[str]) -> str:
+def _listed(ids: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in sorted(ids)) or "none"
 
 

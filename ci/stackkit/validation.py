@@ -13,8 +13,8 @@ import msgspec
 from .environment import Layer
 from .error import StackkitError
 from .package import Package
-from .results import GateResult, SessionResult
-from .stack import Gate
+from .results import GateResult, Run, SessionResult
+from .stack import HOST, Gate
 from .testrun import run_gates
 from .wheel import Wheel
 from .workspace import Workspace
@@ -26,7 +26,7 @@ class ValidationError(StackkitError):
 
 class _Probe(msgspec.Struct, frozen=True):
     origins: dict[str, str | None]
-    distributions: tuple[str, ...]
+    distributions: dict[str, str]
 
 
 def validate(workspace: Workspace, slice_id: str, layer: Layer) -> SessionResult:
@@ -37,12 +37,16 @@ def validate(workspace: Workspace, slice_id: str, layer: Layer) -> SessionResult
     closure = workspace.stacks.closure(slice_id)
     packages = [workspace.host, *(workspace.package(entry.id) for entry in closure)]
     digests = install(workspace, packages, layer)
+    if "kvcached" in workspace.stacks.pinned(slice_id):
+        install_kvcached(workspace, layer)
     check_requirements(workspace, slice_id, layer)
     check_imports(workspace, slice_id, layer)
     entry = workspace.stacks.slices[slice_id]
     gates = [gate for gate in entry.gates if gate.session == entry.validation]
     results = run_away(workspace, packages[-1], gates, layer)
-    return SessionResult(session=entry.validation, packages=digests, gates=results)
+    return SessionResult(
+        session=entry.validation, release=layer.release, packages=digests, gates=results
+    )
 
 
 def validate_host(workspace: Workspace, layer: Layer) -> SessionResult:
@@ -51,7 +55,21 @@ def validate_host(workspace: Workspace, layer: Layer) -> SessionResult:
     digests = install(workspace, [host], layer)
     gates = [_whole("tests-host")]
     results = run_away(workspace, host, gates, layer)
-    return SessionResult(session="tests-host", packages=digests, gates=results)
+    return SessionResult(
+        session="tests-host", release=layer.release, packages=digests, gates=results
+    )
+
+
+def validate_kvcached_host(workspace: Workspace, layer: Layer) -> SessionResult:
+    """Run the tests of kvcached over host memory, with no slice installed."""
+    host = workspace.host
+    digests = install(workspace, [host], layer)
+    install_kvcached(workspace, layer)
+    gates = [_whole("tests-kvcached-host")]
+    results = run_away(workspace, host, gates, layer, tests=Path("kvcached_host", "tests"))
+    return SessionResult(
+        session="tests-kvcached-host", release=layer.release, packages=digests, gates=results
+    )
 
 
 def run_repository_tests(workspace: Workspace, kind: str, layer: Layer) -> SessionResult:
@@ -59,18 +77,18 @@ def run_repository_tests(workspace: Workspace, kind: str, layer: Layer) -> Sessi
     gates = [_whole(f"tests-{kind}")]
     tests = workspace.root / "tests" / kind
     results = run_gates(gates, tests, layer, settings=workspace.settings, cwd=workspace.root)
-    return SessionResult(session=f"tests-{kind}", packages={}, gates=results)
+    return SessionResult(session=f"tests-{kind}", release=layer.release, packages={}, gates=results)
 
 
-def gather(workspace: Workspace, sessions: Sequence[str]) -> list[SessionResult]:
-    """The results of `sessions`; one that is absent or of other files counts as failed."""
+def gather(workspace: Workspace, runs: Sequence[Run]) -> list[SessionResult]:
+    """The results of `runs`; one that is absent or of other files counts as failed."""
     packages = [workspace.host, *(workspace.package(each) for each in workspace.stacks.slices)]
     present = {package.distribution: package.digest() for package in packages}
     found = []
-    for session in sessions:
-        result = SessionResult.read(workspace.results, session)
+    for run in runs:
+        result = SessionResult.read(workspace.results, run)
         if result is None or not result.packages.items() <= present.items():
-            result = SessionResult(session=session, packages={}, gates=())
+            result = SessionResult(session=run.session, release=run.release, packages={}, gates=())
         found.append(result)
     return found
 
@@ -80,17 +98,31 @@ def _whole(session: str) -> Gate:
 
 
 def install(workspace: Workspace, packages: Sequence[Package], layer: Layer) -> dict[str, str]:
-    """Install the current wheels of `packages`; returns each one's digest by distribution."""
+    """Install the current wheels of `packages`; returns each one's digest by distribution.
+
+    Raises ValidationError unless the layer's own release of the host is the one that is imported.
+    """
     wheels = [Wheel.current(package, workspace.wheels(package)) for package in packages]
     layer.lay()
-    options = ["--quiet", "--no-index", "--no-deps", "--force-reinstall"]
-    if layer.run("-m", "pip", "install", *options, *(wheel.path for wheel in wheels)) != 0:
-        names = ", ".join(wheel.path.name for wheel in wheels)
-        raise ValidationError(f"cannot install {names}")
+    _pip_install(layer, [wheel.path for wheel in wheels])
+    if layer.release:
+        check_release(layer)
     return {
         package.distribution: wheel.package_digest
         for package, wheel in zip(packages, wheels, strict=True)
     }
+
+
+def install_kvcached(workspace: Workspace, layer: Layer) -> None:
+    """Install the build of kvcached for a host, after install(), with what it needs."""
+    _pip_install(layer, workspace.kvcached_host.current(layer.bases[-1]))
+
+
+def _pip_install(layer: Layer, wheels: Sequence[Path]) -> None:
+    options = ["--quiet", "--no-index", "--no-deps", "--force-reinstall"]
+    if layer.run("-m", "pip", "install", *options, *wheels) != 0:
+        names = ", ".join(wheel.name for wheel in wheels)
+        raise ValidationError(f"cannot install {names}")
 
 
 def check_requirements(workspace: Workspace, slice_id: str, layer: Layer) -> None:
@@ -105,17 +137,27 @@ def check_requirements(workspace: Workspace, slice_id: str, layer: Layer) -> Non
         raise ValidationError(f"{slice_id}: pip check: {'; '.join(complaints)}")
 
 
+def check_release(layer: Layer) -> None:
+    """Raise ValidationError unless the host is of the layer's release and from its first base."""
+    found = _probe(layer, [HOST])
+    version, origin = found.distributions.get(HOST), found.origins[HOST]
+    home = layer.bases[0].site_packages
+    if version != layer.release or not _is_within(origin, home):
+        raise ValidationError(
+            f"{HOST} {version} is imported from {origin}, not {layer.release} from {home}"
+        )
+
+
 def check_imports(workspace: Workspace, slice_id: str, layer: Layer) -> None:
     """Raise ValidationError unless exactly the closure is importable, from its wheels."""
     closure = workspace.stacks.closure(slice_id)
     outsiders = workspace.stacks.outsiders(slice_id)
     modules = [entry.module for entry in (*closure, *outsiders)]
-    probe = Path(__file__).with_name("probe.py")
-    found = msgspec.json.decode(layer.output(probe, *modules), type=_Probe)
-    home = layer.environment.site_packages.resolve()
+    found = _probe(layer, modules)
+    home = layer.environment.site_packages
     for entry in closure:
         origin = found.origins[entry.module]
-        if origin is None or home not in Path(origin).resolve().parents:
+        if not _is_within(origin, home):
             raise ValidationError(
                 f"{slice_id}: {entry.module} comes from {origin}, not from {home}"
             )
@@ -126,21 +168,39 @@ def check_imports(workspace: Workspace, slice_id: str, layer: Layer) -> None:
                 f"{slice_id}: {entry.module} is no predecessor, yet importable from {origin}"
             )
     expected = {entry.distribution for entry in closure} | {workspace.host.distribution}
-    extra = sorted(set(found.distributions) - expected)
+    ours = {name for name in found.distributions if name.startswith("kvstrata-")}
+    extra = sorted(ours - expected)
     if extra:
         raise ValidationError(f"{slice_id}: {', '.join(extra)} is installed, and no predecessor")
 
 
+def _probe(layer: Layer, modules: Sequence[str]) -> _Probe:
+    probe = Path(__file__).with_name("probe.py")
+    return msgspec.json.decode(layer.output(probe, *modules), type=_Probe)
+
+
+def _is_within(origin: str | None, folder: Path) -> bool:
+    return origin is not None and folder.resolve() in Path(origin).resolve().parents
+
+
 def run_away(
-    workspace: Workspace, package: Package, gates: Sequence[Gate], layer: Layer
+    workspace: Workspace,
+    package: Package,
+    gates: Sequence[Gate],
+    layer: Layer,
+    *,
+    tests: Path = Path("tests"),
 ) -> tuple[GateResult, ...]:
-    """Run the tests of `package` from a temporary copy, out of reach of the sources."""
+    """Run the tests of `package` from a temporary copy, out of reach of the sources.
+
+    `tests` is their folder in the package.
+    """
     with tempfile.TemporaryDirectory(prefix=f"{package.distribution}-") as folder:
         work = Path(folder).resolve()
-        tests = work / "tests"
-        tests.mkdir()
+        copied = work / tests
+        copied.mkdir(parents=True)
         for file in package.files():
-            if file.parts[0] == "tests":
+            if file.is_relative_to(tests):
                 (work / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(package.folder / file, work / file)
-        return run_gates(gates, tests, layer, settings=workspace.settings, cwd=work)
+        return run_gates(gates, copied, layer, settings=workspace.settings, cwd=work)

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from .kvcached_host import KvcachedHost
 from .package import Package
-from .stack import Stacks, load
+from .stack import HOST, Stacks, load
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class Workspace:
     def lock(self, name: str) -> Path:
         return self.root / "ci" / "constraints" / f"{name}.txt"
 
+    def release_lock(self, release: str) -> Path:
+        """What a release of the host other than the base environment's needs of its own."""
+        return self.lock(f"{HOST}-{release}")
+
     def package(self, slice_id: str) -> Package:
         return Package.read(self.root / self.stacks.slices[slice_id].package)
 
@@ -44,6 +49,14 @@ class Workspace:
     def host(self) -> Package:
         """What runs the real SGLang without a GPU: a test tool, never a slice."""
         return Package.read(self.root / "ci" / "host")
+
+    @property
+    def kvcached_host(self) -> KvcachedHost:
+        return KvcachedHost(
+            sources=self.root / "ci" / "host" / "kvcached_host",
+            lock=self.lock("kvcached"),
+            folder=self.root / "build" / "wheels" / "kvcached-host",
+        )
 
     def wheels(self, package: Package) -> Path:
         return self.root / "build" / "wheels" / package.distribution.removeprefix("kvstrata-")

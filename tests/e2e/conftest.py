@@ -23,6 +23,7 @@ def answer(*, own: int = 0, peer: int = 0, ids: tuple[int, ...] = (5, 6), first_
     """An answer after restoring this many tokens from own DRAM and from a peer."""
     pages = (own + peer) // PAGE_SIZE_TOKENS
     restore = Restore(
+        rank=0,
         pages=pages,
         restored=pages,
         from_own=own // PAGE_SIZE_TOKENS,

@@ -42,6 +42,15 @@ def _compared(outcome: Outcome, scene: SceneId, *, ids_equal: bool, difference: 
     return _with_scene(outcome, scene, comparison=Comparison(ids_equal, difference, tolerance))
 
 
+def _two_ranks(outcome: Outcome, scene: SceneId, *, second_pages: int) -> Outcome:
+    """The outcome in which a second rank restored this many pages from the peer."""
+    answer = outcome[scene].answer
+    (first,) = answer.restores
+    second = dataclasses.replace(first, rank=1, restored=second_pages, from_peer=second_pages)
+    ranks = dataclasses.replace(answer, restores=(first, second), ranks=2)
+    return _with_scene(outcome, scene, answer=ranks)
+
+
 def _all_computed(outcome: Outcome, scene: SceneId) -> Outcome:
     computed = outcome["recomputed"].answer
     return _with_scene(outcome, scene, answer=computed)
@@ -54,6 +63,11 @@ def test_every_claim_holds_for_a_run_as_it_should_be(outcome: Outcome) -> None:
     assert all(claim.evidence for claim in claims)
 
 
+def test_the_claims_hold_for_two_ranks_that_restored_alike(outcome: Outcome) -> None:
+    alike = _two_ranks(outcome, "from-peer", second_pages=127)
+    assert [claim.id for claim in decide(alike) if not claim.holds] == []
+
+
 FAILURES: list[tuple[str, str, Callable[[Outcome], Outcome]]] = [
     (
         "sglang-counts-fewer",
@@ -64,6 +78,16 @@ FAILURES: list[tuple[str, str, Callable[[Outcome], Outcome]]] = [
         "sglang-counts-nothing",
         "counts_agree",
         lambda run: _counted(run, "damaged", cached_tokens=0, cached_storage_tokens=0),
+    ),
+    (
+        "a-rank-restored-less",
+        "counts_agree",
+        lambda run: _two_ranks(run, "from-peer", second_pages=126),
+    ),
+    (
+        "a-rank-restored-nothing",
+        "peer_restored",
+        lambda run: _two_ranks(run, "from-peer", second_pages=0),
     ),
     (
         "cached-tokens-from-nowhere",

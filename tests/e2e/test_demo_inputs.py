@@ -18,7 +18,7 @@ def test_a_prompt_follows_from_its_name_and_the_seed_alone() -> None:
 
 
 def test_a_hint_names_its_source_and_keeps_all_64_bits_of_a_hash() -> None:
-    message = json.loads(fetch_hint("tcp://127.0.0.1:7001", [2**64 - 1, 5]))
+    message = json.loads(json.dumps(fetch_hint("tcp://127.0.0.1:7001", [2**64 - 1, 5])))
     (action,) = message["actions"]
     assert (message["protocol_version"], action["action_type"], action["action_version"]) == (
         "0.1",

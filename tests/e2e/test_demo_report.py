@@ -17,7 +17,7 @@ from demo.report import Report
 from demo.story import Plan
 from rich.console import Console
 
-PLAN = Plan(prompt_tokens=2048, new_tokens=2, seed=0, start_timeout_s=1.0)
+PLAN = Plan(ranks=1, prompt_tokens=2048, new_tokens=2, seed=0, start_timeout_s=1.0)
 ENVIRONMENT = Environment(
     versions={"sglang": "0.5.20"}, python="3.11.0", system="Linux", cpu_count=2, load=0.5
 )

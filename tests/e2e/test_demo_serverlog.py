@@ -22,24 +22,35 @@ OTHERS = (
 def test_a_restore_is_read_with_its_sources_and_its_time() -> None:
     lines = Lines((OTHERS[0], RESTORE, BACKUP))
     assert lines.restores() == (
-        Restore(pages=127, restored=126, from_own=1, from_peer=125, duration_ms=66.2),
+        Restore(rank=0, pages=127, restored=126, from_own=1, from_peer=125, duration_ms=66.2),
     )
 
 
 def test_a_backup_is_read_with_the_pages_that_are_held() -> None:
-    assert Lines((RESTORE, BACKUP)).backups() == (Backup(pages=128, held=127, duration_ms=47.1),)
+    held = Backup(rank=0, pages=128, held=127, duration_ms=47.1)
+    assert Lines((RESTORE, BACKUP)).backups() == (held,)
+
+
+def test_a_line_tells_which_rank_wrote_it() -> None:
+    second = BACKUP.replace(" TP0]", " TP1]")
+    assert [backup.rank for backup in Lines((BACKUP, second)).backups()] == [0, 1]
+    ready = "[x{}] kvcr ready endpoint=tcp://127.0.0.1:7001 pages=9"
+    assert Lines((ready.format(" TP0"),)).started_backends() == {0}
+    assert Lines((ready.format(" TP0"), ready.format(" TP1"))).started_backends() == {0, 1}
 
 
 def test_other_lines_are_no_transfers() -> None:
     lines = Lines(OTHERS)
     assert lines.restores() == ()
     assert lines.backups() == ()
-    assert not lines.backend_started()
+    assert not lines.started_backends()
     assert not lines.peer_unreachable()
 
 
 def test_the_start_of_the_backend_and_an_unreachable_peer_are_seen() -> None:
-    assert Lines(("[x] kvcr ready endpoint=tcp://127.0.0.1:7001 pages=9",)).backend_started()
+    assert Lines(("[x] kvcr ready endpoint=tcp://127.0.0.1:7001 pages=9",)).started_backends() == {
+        0
+    }
     unreachable = "[x] kvcr peer unreachable endpoint=tcp://127.0.0.1:7001, restoring locally"
     assert Lines((unreachable,)).peer_unreachable()
 

@@ -26,6 +26,12 @@ def declare(slice_id: str, *requires: str) -> str:
     return SLICE.format(id=slice_id, requires=", ".join(f'"{each}"' for each in requires))
 
 
+def pinned(slice_id: str, version: str, *also: str, distribution: str = "sglang") -> str:
+    text = ", ".join(f'"{each}"' for each in also)
+    pin = f'{{ distribution = "{distribution}", version = "{version}", also = [{text}] }}'
+    return declare(slice_id).replace("pins = []", f"pins = [{pin}]")
+
+
 def load_files(folder: Path, **files: str) -> Stacks:
     stacks = folder / "stacks"
     stacks.mkdir()
@@ -51,6 +57,22 @@ def test_a_stack_builds_on_a_slice_that_another_stack_declares(tmp_path: Path) -
     )
 
     assert [entry.id for entry in stacks.closure("pool")] == ["seams", "pool"]
+
+
+def test_a_slice_runs_on_every_release_of_the_host_that_it_pins(tmp_path: Path) -> None:
+    stacks = load_files(
+        tmp_path,
+        a=declare("none")
+        + pinned("both", "0.5.20", "0.5.21")
+        + pinned("top", "0.5.20").replace("requires = []", 'requires = ["both", "none"]'),
+    )
+
+    assert {entry.id: entry.releases for entry in stacks.slices.values()} == {
+        "none": (),
+        "both": ("0.5.20", "0.5.21"),
+        "top": ("0.5.20",),
+    }
+    assert stacks.releases == ("0.5.20", "0.5.21")
 
 
 def test_distribution_module_and_session_follow_from_the_id(tmp_path: Path) -> None:
@@ -143,6 +165,28 @@ GOOD = declare("kvcr")
             "slices[0].pins[0].version",
             "'new'",
             id="pin without a version",
+        ),
+        pytest.param(
+            pinned("kvcr", "0.5.20", "next"), "slices[0].pins[0].also", "'next'", id="no release"
+        ),
+        pytest.param(
+            pinned("kvcr", "0.5.20", "0.5.20"),
+            "slices[0].pins[0].also",
+            "'0.5.20' is listed 2 times",
+            id="a release twice",
+        ),
+        pytest.param(
+            pinned("kvcr", "0.1.1", "0.1.2", distribution="kvcr"),
+            "slices[0].pins[0].also",
+            "only 'sglang'",
+            id="several versions of what is in the base alone",
+        ),
+        pytest.param(
+            pinned("a", "0.5.20")
+            + pinned("b", "0.5.20", "0.5.21").replace("requires = []", 'requires = ["a"]'),
+            "slices[1].pins",
+            "sglang 0.5.21 is not supported by 'a': '0.5.20'",
+            id="a release that a predecessor does not support",
         ),
         pytest.param(
             GOOD.replace('kind = "cpu"', 'kind = "gpu"'), "slices[0].gates", "'cpu'", id="no cpu"

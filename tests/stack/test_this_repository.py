@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from stackkit import Package, Workspace, disagreements
+from stackkit import HOST, Package, Workspace, disagreements
 
 ROOT = Path(__file__).parents[2]
 WORKSPACE = Workspace.open(ROOT)
@@ -41,20 +43,36 @@ def test_installing_a_slice_never_installs_a_host(folder: Path) -> None:
     assert hosts.isdisjoint(requirement.name for requirement in Package.read(folder).dependencies)
 
 
-def test_the_locks_hold_exact_versions_that_agree_and_include_the_pins() -> None:
-    versions: dict[str, str] = {}
-    for lock in sorted((ROOT / "ci" / "constraints").glob("*.txt")):
-        for line in lock.read_text(encoding="utf-8").splitlines():
-            if line.startswith("#"):
-                continue
-            requirement = Requirement(line)
+def locked(lock: Path) -> Iterator[tuple[str, str]]:
+    """The distributions of a lock with their exact versions."""
+    for line in lock.read_text(encoding="utf-8").splitlines():
+        if not line.lstrip().startswith(("#", "--hash=")):
+            requirement = Requirement(line.removesuffix("\\"))
             (exact,) = requirement.specifier
             assert exact.operator == "==", f"{lock.name}: {line}"
-            name = requirement.name.lower().replace("_", "-")
-            assert versions.setdefault(name, exact.version) == exact.version, f"{lock.name}: {line}"
+            yield canonicalize_name(requirement.name), exact.version
+
+
+def test_the_locks_hold_exact_versions_that_agree_and_include_the_pins() -> None:
+    versions: dict[str, str] = {}
+    of_releases = {WORKSPACE.release_lock(each) for each in WORKSPACE.stacks.releases}
+    for lock in sorted(set((ROOT / "ci" / "constraints").glob("*.txt")) - of_releases):
+        for name, version in locked(lock):
+            assert versions.setdefault(name, version) == version, f"{lock.name}: {name}"
     for entry in WORKSPACE.stacks.slices.values():
         for pin in entry.pins:
             assert versions[pin.distribution] == pin.version
+
+
+def test_every_further_release_has_a_lock_of_only_what_differs_from_the_base() -> None:
+    base, *others = WORKSPACE.stacks.releases
+    assert not WORKSPACE.release_lock(base).exists()
+    assert others
+    in_base = dict(locked(WORKSPACE.lock("runtime")))
+    for release in others:
+        differing = dict(locked(WORKSPACE.release_lock(release)))
+        assert differing[HOST] == release
+        assert not differing.items() & in_base.items()
 
 
 def test_tracked_python_files_carry_a_licence_line() -> None:

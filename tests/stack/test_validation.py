@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from stackkit import (
     Environment,
     Layer,
+    Run,
     SessionResult,
     StaleWheelError,
     ValidationError,
@@ -21,6 +22,7 @@ from stackkit import (
     Workspace,
     disagreements,
     gather,
+    table,
     validate,
 )
 
@@ -147,7 +149,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     thin = folder / "thin"
     virtualenv = [sys.executable, "-m", "virtualenv", "--quiet", "--no-periodic-update"]
     subprocess.run([*virtualenv, thin], check=True)
-    made = Checkout(root, Layer(Environment(thin), Environment(Path(sys.prefix))))
+    made = Checkout(root, Layer(Environment(thin), (Environment(Path(sys.prefix)),)))
     made.build("ci-host", "bottom", "top")
     return made
 
@@ -157,7 +159,7 @@ def checkout(built: Checkout, tmp_path: Path) -> Checkout:
     """A copy of its own for each test."""
     shutil.copytree(built.root.parent, tmp_path / "copy", symlinks=True)
     thin = Environment(tmp_path / "copy" / "thin")
-    return Checkout(tmp_path / "copy" / "checkout", Layer(thin, built.layer.base))
+    return Checkout(tmp_path / "copy" / "checkout", Layer(thin, built.layer.bases))
 
 
 def test_a_slice_is_tested_from_the_wheels_of_its_closure(checkout: Checkout) -> None:
@@ -255,6 +257,19 @@ def test_a_wheel_that_was_never_built_is_refused(checkout: Checkout) -> None:
         checkout.validate("top")
 
 
+def test_a_slice_over_one_that_pins_kvcached_is_tested_with_its_host_build(
+    checkout: Checkout,
+) -> None:
+    pin = 'pins = [{ distribution = "kvcached", version = "1.2" }]'
+    stack = "stacks/synthetic.toml"
+    before, after = (checkout.root / stack).read_text(encoding="utf-8").split('id = "bottom"')
+    checkout.write(stack, before + 'id = "bottom"' + after.replace("pins = []", pin))
+    assert checkout.workspace.stacks.pinned("top") == {"kvcached"}
+
+    with pytest.raises(StaleWheelError, match=r"kvcached: no wheel .*nox -s build-kvcached-host"):
+        checkout.validate("top")
+
+
 def test_an_importable_successor_is_refused(checkout: Checkout) -> None:
     checkout.validate("top")
 
@@ -283,14 +298,112 @@ def test_an_unmet_requirement_of_a_slice_is_refused(checkout: Checkout) -> None:
         checkout.validate("bottom")
 
 
+def over_release(checkout: Checkout, release: str, *versions: str) -> Checkout:
+    """The checkout with a layer over hosts of these versions, the first one in front."""
+    bases = []
+    for version in versions:
+        base = Environment(checkout.root.parent / f"sglang-{version}")
+        write(base.site_packages / "sglang" / "__init__.py", f"VERSION = {version!r}\n")
+        metadata = f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n"
+        write(base.site_packages / f"sglang-{version}.dist-info" / "METADATA", metadata)
+        bases.append(base)
+    layer = replace(checkout.layer, bases=(*bases, *checkout.layer.bases), release=release)
+    return replace(checkout, layer=layer)
+
+
+def test_a_release_is_what_the_tests_and_pip_see_wherever_it_differs_from_the_base(
+    checkout: Checkout,
+) -> None:
+    checkout.edit(
+        "packages/bottom/pyproject.toml", "dependencies = []", 'dependencies = ["sglang>1"]'
+    )
+    sees = "import sglang\n\ndef test_it():\n    assert sglang.VERSION == '2'\n"
+    checkout.write("packages/bottom/tests/test_it.py", sees)
+    checkout.build("bottom")
+
+    result = over_release(checkout, "2", "2", "1").validate("bottom")
+
+    assert result.succeeded
+    assert result.release == "2"
+    with pytest.raises(ValidationError, match=r"pip check: kvstrata-bottom .* sglang"):
+        over_release(checkout, "1", "1").validate("bottom")
+
+
+@pytest.mark.parametrize(
+    ("versions", "found"),
+    [(("1", "2"), "sglang 1 is imported"), ((), "sglang None is imported from None")],
+    ids=["another release", "none"],
+)
+def test_a_layer_that_does_not_give_its_release_is_refused(
+    checkout: Checkout, versions: tuple[str, ...], found: str
+) -> None:
+    with pytest.raises(ValidationError, match=rf"{found}.*, not 2 from "):
+        over_release(checkout, "2", *versions).validate("bottom")
+
+
+def test_a_host_that_is_not_from_the_releases_own_environment_is_refused(
+    checkout: Checkout,
+) -> None:
+    release = over_release(checkout, "2", "2")
+    elsewhere = replace(release.layer, bases=release.layer.bases[::-1])
+
+    with pytest.raises(ValidationError, match=r"sglang 2 is imported from .*, not 2 from "):
+        replace(release, layer=elsewhere).validate("bottom")
+
+
+def test_every_release_has_a_result_of_its_own_and_one_that_did_not_run_is_a_failure(
+    checkout: Checkout,
+) -> None:
+    runs = [Run("validate-bottom", release) for release in ("1", "2", "3")]
+    over_release(checkout, "1", "1").validate("bottom")
+    checkout.write("packages/bottom/tests/test_it.py", FAILING)
+    checkout.build("bottom")
+    over_release(checkout, "2", "2", "1").validate("bottom")
+    stale, failed, absent = gather(checkout.workspace, runs)
+    checkout.write("packages/bottom/tests/test_it.py", PASSING.format(module="kvstrata.bottom"))
+    passed = gather(checkout.workspace, runs)[0]
+
+    assert [result.release for result in (stale, failed, absent)] == ["1", "2", "3"]
+    assert [bool(result.gates) for result in (stale, failed, absent)] == [False, True, False]
+    assert not any(result.succeeded for result in (stale, failed, absent))
+    assert passed.succeeded
+    rows = [line.split() for line in table([passed, failed, absent]).splitlines()]
+    assert rows[1] == ["validate-bottom", "1", "bottom-cpu", "1", "0", "0", "pass"]
+    assert rows[2] == ["validate-bottom", "2", "bottom-cpu", "1", "2", "0", "fail"]
+    assert rows[3][:4] == ["validate-bottom", "3", "not", "run"]
+
+
 def test_the_summary_takes_no_result_of_other_files(checkout: Checkout) -> None:
     checkout.validate("bottom")
-    before = gather(checkout.workspace, ["validate-bottom", "validate-top"])
+    before = gather(checkout.workspace, [Run("validate-bottom"), Run("validate-top")])
     checkout.write("packages/bottom/src/kvstrata/bottom/__init__.py", "CHANGED = True\n")
-    after = gather(checkout.workspace, ["validate-bottom"])
+    after = gather(checkout.workspace, [Run("validate-bottom")])
 
     assert [result.succeeded for result in before] == [True, False]
     assert [result.succeeded for result in after] == [False]
+
+
+def test_a_range_of_releases_is_what_the_package_requires(checkout: Checkout) -> None:
+    pin = '{ distribution = "sglang", version = "0.5.20", also = ["0.5.19", "0.5.21"] }'
+    for slice_id in ("top", "bottom"):
+        checkout.edit(
+            f"packages/{slice_id}/pyproject.toml",
+            "[tool.hatch",
+            '[project.optional-dependencies]\nsglang = ["sglang>=0.5.19,<=0.5.21"]\n\n[tool.hatch',
+        )
+    checkout.edit("stacks/synthetic.toml", "pins = []", f"pins = [{pin}]")
+    assert disagreements(checkout.workspace.stacks, checkout.root) == []
+
+    checkout.edit("stacks/synthetic.toml", ', "0.5.21"]', "]")
+
+    assert set(disagreements(checkout.workspace.stacks, checkout.root)) == {
+        f"packages/{slice_id}/pyproject.toml: project: {complaint}"
+        for slice_id in ("top", "bottom")
+        for complaint in (
+            "no requirement 'sglang<=0.5.20,>=0.5.19', the stack pins it",
+            "'sglang<=0.5.21,>=0.5.19' is not among `pins` in the stack",
+        )
+    }
 
 
 @pytest.mark.parametrize(

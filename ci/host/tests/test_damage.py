@@ -11,13 +11,14 @@ import pytest
 from kvstrata_host import damage
 from kvstrata_host.plugin import PLATFORM
 
-# A read of three pages of which the last fails, through SGLang's own controller and host pool.
-_READ = """
+# Two pages are restored one after the other, and a third fails, through SGLang's own controller and
+# host pool.
+_RESTORE = """
 import json
 from types import SimpleNamespace
 
 import torch
-from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.managers.cache_controller import HiCacheController, PrefetchAck
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.plugins import load_plugins
@@ -29,24 +30,25 @@ pool.kv_buffer.copy_(torch.rand_like(pool.kv_buffer) + 1)
 before = pool.kv_buffer.clone()
 controller = SimpleNamespace(
     storage_host_pool=pool,
-    storage_backend=SimpleNamespace(batch_get_v1=lambda *_: [True, True, False]),
+    prefetch_completion_sync_groups=[],
+    _all_reduce=lambda tensor, op, groups: None,
 )
-read = HiCacheController._page_get_zero_copy(
-    controller, SimpleNamespace(request_id="r"), ["a", "b", "c"], torch.arange(8, 20)
-)
+operation = SimpleNamespace(host_indices=torch.arange(8, 20))
+for tokens in (4, 8, 8, None):
+    ack = PrefetchAck(rid="r", operation=operation, completed_tokens=tokens)
+    HiCacheController._reduce_prefetch_ack(controller, ack)
 pages = range(pool.page_num)
 print(json.dumps({
-    "read": read,
     "changed": [p for p in pages if not torch.equal(pool.kv_buffer[:, p], before[:, p])],
     "negated": [p for p in pages if torch.equal(pool.kv_buffer[:, p], -before[:, p])],
 }))
 """
 
 
-def _read_three_pages(**variables: str) -> dict[str, object]:
+def _restore_two_of_three_pages(**variables: str) -> dict[str, object]:
     kept = {name: value for name, value in os.environ.items() if name != damage.VARIABLE}
     done = subprocess.run(
-        [sys.executable, "-c", _READ],
+        [sys.executable, "-c", _RESTORE],
         env={**kept, "SGLANG_PLATFORM": PLATFORM, "CUDA_VISIBLE_DEVICES": "", **variables},
         check=True,
         stdout=subprocess.PIPE,
@@ -75,11 +77,11 @@ def test_an_unknown_kind_of_damage_is_refused_by_name(monkeypatch: pytest.Monkey
 @pytest.mark.integration
 @pytest.mark.timeout(330)
 def test_pages_are_left_as_they_were_read_when_damage_is_off() -> None:
-    assert _read_three_pages() == {"read": 2, "changed": [], "negated": []}
+    assert _restore_two_of_three_pages() == {"changed": [], "negated": []}
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(330)
 def test_exactly_the_restored_pages_are_negated_when_damage_is_on() -> None:
-    found = _read_three_pages(**{damage.VARIABLE: damage.RESTORED_PAGES})
-    assert found == {"read": 2, "changed": [2, 3], "negated": [2, 3]}
+    found = _restore_two_of_three_pages(**{damage.VARIABLE: damage.RESTORED_PAGES})
+    assert found == {"changed": [2, 3], "negated": [2, 3]}

@@ -108,7 +108,7 @@ def test_another_version_of_sglang_ends_the_process(monkeypatch: pytest.MonkeyPa
     selected(monkeypatch, version="0.6.0")
     for entry_point in (plugin.activate, plugin.load):
         with pytest.raises(
-            plugin.HostSetupError, match=r"supports sglang 0\.5\.20; found: 0\.6\.0"
+            plugin.HostSetupError, match=r"supports sglang 0\.5\.20, 0\.5\.21; found: 0\.6\.0"
         ):
             entry_point()
 

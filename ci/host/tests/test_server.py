@@ -110,7 +110,9 @@ def test_a_frozen_server_can_be_stopped(server: Server) -> None:
 
 
 def test_a_generation_carries_sglangs_counts(server: Server) -> None:
-    generation = server.generate([3, 4], max_new_tokens=2, custom_params={"kv_hints": "x"})
+    generation = server.generate(
+        [3, 4], max_new_tokens=2, custom_params={"kv_hints": "x"}, kv_hints={"message_id": "y"}
+    )
     assert generation.output_ids == (5, 6)
     assert generation.output_logprobs == (-0.5, -1.5)
     counts = (generation.prompt_tokens, generation.cached_tokens)
@@ -123,6 +125,7 @@ def test_a_generation_carries_sglangs_counts(server: Server) -> None:
     assert 0 < generation.time_to_first_token_s <= generation.latency_s
     asked = server.spec.log.read_text()
     assert '"custom_params": {"kv_hints": "x"}' in asked
+    assert '"kv_hints": {"message_id": "y"}' in asked
     assert '"temperature": 0' in asked
 
 

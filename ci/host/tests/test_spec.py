@@ -2,6 +2,7 @@
 """The command line and the environment that a spec stands for."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,15 @@ def test_the_environment_selects_the_platform_and_lets_the_spec_win() -> None:
     environment = spec(extra_env={"TRITON_INTERPRET": "0"}).environment()
     assert environment["SGLANG_PLATFORM"] == "kvstrata_host"
     assert environment["TRITON_INTERPRET"] == "0"
+
+
+def test_several_ranks_have_a_core_each_and_one_rank_has_all() -> None:
+    ranks = spec(tp_size=3)
+    assert option(ranks.command(1), "--tp-size") == "3"
+    cores = ranks.environment()["SGLANG_CPU_OMP_THREADS_BIND"].split("|")
+    assert len(cores) == 3
+    assert {int(core) for core in cores} <= os.sched_getaffinity(0)
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in spec().environment()
 
 
 @pytest.mark.parametrize(

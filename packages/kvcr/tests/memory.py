@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from kvcr.types import BlockKey, MemoryRef
 
+from kvstrata.kvcr.instance import Deadlines
 from kvstrata.kvcr.layout import Component, HostPages
-from kvstrata.kvcr.runner import Deadlines
+from kvstrata.kvcr.pools import HostPools
 
 NAMESPACE = b"0123456789abcdef"
 PARTS = 2
@@ -44,10 +45,11 @@ class PageMemory:
         part = page_bytes // PARTS
         self._parts = np.zeros((PARTS, count, part), dtype=np.uint8)
         components = tuple(
-            Component(f"kv:{i}", int(self._parts[i].ctypes.data), part, part, count)
+            Component.named(f"kv.{i}", int(self._parts[i].ctypes.data), part, part, count)
             for i in range(PARTS)
         )
         self.pages = HostPages("kv", 1, count, components)
+        self.pools = HostPools.of([self.pages])
 
     def fill(self, page: int, contents: Bytes) -> None:
         self._parts[:, page] = contents.reshape(PARTS, -1)

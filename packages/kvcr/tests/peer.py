@@ -6,7 +6,8 @@ Run as: python -m tests.peer <control port> <nixl port> <page bytes> <pages>
 
 import sys
 
-from kvstrata.kvcr.runner import Runner, RunnerAddress
+from kvstrata.kvcr.instance import RunnerAddress
+from kvstrata.kvcr.runner import Runner
 
 from .memory import PageMemory, deadlines, pattern
 
@@ -16,7 +17,7 @@ def main() -> None:
     memory = PageMemory(page_bytes, pages)
     runner = Runner(
         RunnerAddress(f"peer-{control_port}", "127.0.0.1", "127.0.0.1", control_port, nixl_port),
-        memory.pages,
+        memory.pools,
         dram_bytes=page_bytes * pages,
         deadlines=deadlines(),
         is_gone=lambda source: False,

@@ -72,6 +72,13 @@ def test_the_abandon_timeout_is_at_least_twice_the_operation_timeout() -> None:
     assert KvcrConfig.parse(settings).abandon_timeout_seconds == 90
 
 
+def test_a_server_on_every_interface_says_where_peers_reach_it() -> None:
+    with pytest.raises(ConfigError, match="Set advertise_host"):
+        KvcrConfig.parse({"bind_host": "0.0.0.0"})
+    settings = {"bind_host": "0.0.0.0", "advertise_host": "10.0.0.1"}
+    assert KvcrConfig.parse(settings).advertise_host == "10.0.0.1"
+
+
 def test_a_config_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         KvcrConfig().control_port = 1  # type: ignore[misc]

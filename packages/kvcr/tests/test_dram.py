@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import ctypes
+import logging
+import time
 from pathlib import Path
 
 import pytest
 
-from kvstrata.kvcr import ConfigError
+from kvstrata.kvcr import ConfigError, StartupError
 from kvstrata.kvcr.dram import DramTier
 
 
@@ -32,3 +34,27 @@ def test_the_memory_is_resident_from_the_start() -> None:
 def test_more_memory_than_there_is_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="dram_bytes"):
         DramTier({"kv": 1 << 60})
+
+
+def test_memory_that_takes_too_long_is_refused_with_the_time_that_it_would_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = iter(range(1000))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(ticks)))
+    with pytest.raises(StartupError) as caught:
+        DramTier({"kv": 640 << 20}, timeout_seconds=6)
+    reason = str(caught.value)
+    assert "startup_timeout_seconds is 6" in reason
+    assert f"of {640 << 20} bytes are resident" in reason
+    assert "Lower dram_bytes" in reason
+
+
+def test_memory_that_takes_long_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticks = iter(range(0, 10_000, 4))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(ticks)))
+    with caplog.at_level(logging.INFO, "kvstrata"):
+        DramTier({"kv": 640 << 20}, timeout_seconds=3600)
+    assert len(caplog.records) >= 2
+    assert f"of={640 << 20}" in caplog.text

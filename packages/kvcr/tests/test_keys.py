@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from kvstrata.kvcr.keys import Namespace, PageKeys, event_hash, page_key
+from kvstrata.kvcr.keys import Namespace, PageKeys, event_hash, namespace_of, page_key
 
 NAMESPACE = Namespace(
     model="weights",
-    dtype="torch.bfloat16",
+    dtypes=("torch.bfloat16",),
     layout="page_first",
-    page_size_tokens=16,
-    page_bytes=4096,
+    page_slots=16,
+    component_bytes=(2048, 2048),
     tp_rank=0,
     tp_size=1,
     cp_rank=0,
@@ -26,26 +26,31 @@ TOP_BIT = "f" * 64
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Namespace)])
 def test_every_part_of_a_namespace_makes_another_key(field: str) -> None:
     value = getattr(NAMESPACE, field)
-    changes: dict[str, Any] = {field: value + 1 if isinstance(value, int) else "x"}
+    other_value = value + 1 if isinstance(value, int) else value[:1]
+    changes: dict[str, Any] = {field: other_value if other_value != value else ()}
     other = dataclasses.replace(NAMESPACE, **changes)
     assert page_key(PAGE, NAMESPACE.digest()) != page_key(PAGE, other.digest())
 
 
 def test_parts_of_a_namespace_do_not_run_into_each_other() -> None:
-    one = dataclasses.replace(NAMESPACE, model="a", dtype="b\0c")
-    two = dataclasses.replace(NAMESPACE, model="a\0b", dtype="c")
+    one = dataclasses.replace(NAMESPACE, model="a", dtypes=("b\0c",))
+    two = dataclasses.replace(NAMESPACE, model="a\0b", dtypes=("c",))
+    assert one.digest() != two.digest()
+    one = dataclasses.replace(NAMESPACE, dtypes=("a", "b"))
+    two = dataclasses.replace(NAMESPACE, dtypes=("a, b",))
     assert one.digest() != two.digest()
 
 
 def test_the_same_namespace_gives_the_same_key_everywhere() -> None:
     # Replicas of different releases meet: changing this value makes all their pages misses.
-    assert NAMESPACE.digest().hex() == "160b9f50661444cffb785cf0306ed3ed"
+    assert NAMESPACE.digest().hex() == "8c8e476929581602144c9c7a3769d885"
 
 
 def test_the_whole_page_hash_is_in_the_key() -> None:
     key = page_key(PAGE, NAMESPACE.digest())
     assert bytes.fromhex(PAGE) in key
     assert len(key) == 32 + 16
+    assert namespace_of(key) == NAMESPACE.digest()
 
 
 @pytest.mark.parametrize("page", [PAGE, TOP_BIT, "0" * 64])

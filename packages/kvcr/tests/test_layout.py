@@ -54,19 +54,6 @@ def test_the_blocks_cover_the_buffer_once(pool: Any) -> None:
     assert len(starts) == len(pages.components) * pages.page_count
 
 
-def test_regions_and_references_use_the_same_labels(pool: Any) -> None:
-    pages = HostPages.of("kv", pool)
-    labels = [region.label for region in pages.regions()]
-    assert labels == [reference.label for reference in pages.references("agent", 1)]
-    assert set(pages.block_pools) == {label.partition(":")[0] for label in labels}
-
-
-def test_the_dram_budget_holds_whole_pages(pool: Any) -> None:
-    pages = HostPages.of("kv", pool)
-    sizes = pages.dram_pools(3 * pages.page_bytes + 1)
-    assert sum(sizes.values()) == 3 * pages.page_bytes
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_layer_first_pages_are_refused_with_the_flag_to_set(kind: Kind) -> None:
     pool = make_pools(kind, "layer_first")[1]
@@ -80,27 +67,53 @@ class UnevenPool:
 
     layout = "page_first"
     page_size = 2
-    page_num = 4
+    size = 8
     dtype = torch.uint8
     gap = 0
 
+    step = 8
+
     def get_page_buffer_meta(self, indices: torch.Tensor) -> tuple[list[int], list[int]]:
-        page = int(indices[0]) // 2
-        return [1000 + 8 * page + self.gap * page**2, 5000 + 6 * page], [8, 6]
+        pages = indices[::2] // 2
+        addresses = [
+            address
+            for page in pages.tolist()
+            for address in (1000 + self.step * page + self.gap * (page == 3), 5000 + 6 * page)
+        ]
+        return addresses, [8, 6] * len(pages)
 
 
-def test_components_of_unequal_size_get_a_kvcr_pool_each() -> None:
+def test_components_are_labelled_by_size_and_place() -> None:
     pages = HostPages.of("kv", UnevenPool())
-    assert pages.block_pools == {"kv.0": 8, "kv.1": 6}
-    assert [component.label for component in pages.components] == ["kv.0:0", "kv.1:1"]
-    assert pages.dram_pools(30) == {"kv.0": 16, "kv.1": 12}
+    assert [component.label for component in pages.components] == ["8B:kv.0", "6B:kv.1"]
+    assert [component.stride_bytes for component in pages.components] == [8, 6]
+    assert pages.page_count == 4
 
 
-def test_pages_that_are_not_equally_spaced_are_refused() -> None:
+@pytest.mark.parametrize(("gap", "step"), [(1, 8), (0, 7), (0, 0), (0, -8)])
+def test_pages_that_are_not_equally_spaced_blocks_are_refused(gap: int, step: int) -> None:
     pool = UnevenPool()
-    pool.gap = 1
+    pool.gap, pool.step = gap, step
     with pytest.raises(ConfigError, match="equally spaced"):
         HostPages.of("kv", pool)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "setting"),
+    [
+        ("dcp_size", 2, "--dcp-size"),
+        ("shared_allocation_domain", object(), "--enable-unified-memory"),
+        ("_is_dummy", True, "--hicache-storage-backend"),
+    ],
+)
+def test_pools_without_own_pages_at_fixed_places_are_refused_by_name(
+    attribute: str, value: object, setting: str
+) -> None:
+    pool = UnevenPool()
+    setattr(pool, attribute, value)
+    with pytest.raises(ConfigError) as caught:
+        HostPages.of("kv", pool)
+    assert caught.value.setting == setting
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,16 @@ print(json.dumps({
 
 
 def targets() -> list[str]:
+    """What the hooks for the installed SGLang are on."""
     from kvstrata.kvcr.plugin import SEAMS
 
-    return [pin.target for hook in SEAMS.hooks for pin in hook.pins.values()]
+    return [hook.pins[metadata.version("sglang")].target for hook in SEAMS.hooks]
+
+
+def test_every_hook_has_a_pin_for_each_supported_sglang() -> None:
+    from kvstrata.kvcr.plugin import SEAMS
+
+    assert {tuple(hook.pins) for hook in SEAMS.hooks} == {("0.5.20", "0.5.21")}
 
 
 def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -1,101 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real KVCR over the real NIXL; a peer is a process of its own."""
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from kvcr.types import CacheTier
+from kvcr.types import CacheTier, QueryStatus
 
 from kvstrata.kvcr import StartupError
-from kvstrata.kvcr.hints import Endpoint, Hint
 from kvstrata.kvcr.peers import PeerProbe
-from kvstrata.kvcr.runner import Runner, RunnerAddress
-from kvstrata_host.ports import free_ports
+from kvstrata.kvcr.runner import Runner
 
-from .memory import PageMemory, deadlines, key, page_hash, pattern
+from .memory import deadlines, key, pattern
+from .runners import DRAM_PAGES, PAGE_BYTES, PAGES, Peer, Target, running
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
-
-PAGE_BYTES = 64 << 10
-PAGES = 32
-DRAM_PAGES = 8
-
-
-def reached_at(name: str) -> RunnerAddress:
-    return RunnerAddress(name, "127.0.0.1", "127.0.0.1", *free_ports(2))
-
-
-class Peer:
-    """A source with PAGES pages, in a process of its own."""
-
-    def __init__(self) -> None:
-        self.endpoint = Endpoint("127.0.0.1", free_ports(1)[0])
-        arguments = [self.endpoint.port, free_ports(1)[0], PAGE_BYTES, PAGES]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.peer", *map(str, arguments)],
-            cwd=Path(__file__).parents[1],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        if "ready\n" not in iter(self._process.stdout.readline, ""):
-            raise AssertionError("the peer did not start")
-
-    def hint(self, pages: Sequence[int]) -> Hint:
-        return Hint(self.endpoint, frozenset(map(page_hash, pages)))
-
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self._process.pid, number)
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
-class Target:
-    """A runner under test with its host pages and what it said about ending the worker."""
-
-    def __init__(self) -> None:
-        self.memory = PageMemory(PAGE_BYTES, PAGES)
-        self.ended: list[str] = []
-        self.runner = Runner(
-            reached_at("target"),
-            self.memory.pages,
-            DRAM_PAGES * PAGE_BYTES,
-            deadlines(),
-            PeerProbe(timeout_seconds=0.25).is_gone,
-            self.ended.append,
-        )
-
-    def deposit(self, pages: Sequence[int]) -> list[bool]:
-        for at, page in enumerate(pages):
-            self.memory.fill(at, pattern(page, PAGE_BYTES))
-        places = {page: at for at, page in enumerate(pages)}
-        return self.runner.deposit(self.memory.blocks("target", places))
-
-    def restore(self, pages: Sequence[int], hint: Hint | None = None) -> list[bool]:
-        """Restore into reversed places of cleared memory; checks every byte of every place."""
-        self.memory.clear()
-        places = {page: PAGES - 1 - at for at, page in enumerate(pages)}
-        results = self.runner.deliver(self.memory.blocks("target", places), hint)
-        for page, filled in zip(pages, results, strict=True):
-            if filled:
-                assert np.array_equal(self.memory.read(places[page]), pattern(page, PAGE_BYTES))
-        untouched = set(range(PAGES)) - {
-            places[p] for p, ok in zip(pages, results, strict=True) if ok
-        }
-        assert not any(self.memory.read(at).any() for at in untouched)
-        return results
 
 
 @pytest.fixture(scope="module")
@@ -119,20 +42,21 @@ def target() -> Iterator[Target]:
     target.runner.close()
 
 
-@contextmanager
-def running(call: Callable[[], object]) -> Iterator[threading.Thread]:
-    thread = threading.Thread(target=call)
-    thread.start()
-    yield thread
-    thread.join(30)
-    assert not thread.is_alive()
-
-
 def test_deposited_pages_come_back_byte_for_byte(target: Target) -> None:
     pages = range(DRAM_PAGES)
     assert target.deposit(pages) == [True] * DRAM_PAGES
     assert target.runner.query([key(p) for p in pages], None) == [CacheTier.LOCAL_G2] * DRAM_PAGES
     assert target.restore(pages) == [True] * DRAM_PAGES
+
+
+def test_a_page_on_its_way_to_own_dram_is_waited_for(target: Target) -> None:
+    target.memory.fill(0, pattern(7, PAGE_BYTES))
+    with target.runner._lock:  # which keeps the poller from finishing the deposit
+        target.runner._kvcr.deposit(target.memory.blocks("target", {7: 0}))
+        assert target.runner._kvcr.query([key(7)])[0][0] is QueryStatus.FETCHING
+        assert target.runner.query([key(7)], None) == [CacheTier.LOCAL_G2]
+    assert target.runner.deliver(target.memory.blocks("target", {7: 1}), None) == [True]
+    assert np.array_equal(target.memory.read(1), pattern(7, PAGE_BYTES))
 
 
 def test_a_page_that_nobody_has_is_a_miss(target: Target) -> None:
@@ -166,6 +90,39 @@ def test_a_page_missing_at_the_peer_does_not_hold_up_the_others(target: Target, 
     started = time.monotonic()
     assert target.restore([0, 1, 99], peer.hint([0, 1, 99])) == [True, True, False]
     assert time.monotonic() - started < deadlines().operation_seconds
+
+
+def test_a_restarted_peer_is_a_miss_and_then_a_hit(target: Target, own_peer: Peer) -> None:
+    assert target.restore([0], own_peer.hint([0])) == [True]
+    own_peer.end()
+    own_peer.start()
+    assert target.restore([1, 2], own_peer.hint([1, 2])) == [False, False]
+    assert target.restore([1, 2], own_peer.hint([1, 2])) == [True, True]
+    assert target.ended == []
+
+
+def test_a_peer_killed_in_a_transfer_leaves_no_page_filled_and_the_worker_running(
+    target: Target, own_peer: Peer
+) -> None:
+    assert target.restore([0], own_peer.hint([0])) == [True]
+    own_peer.signal(signal.SIGSTOP)
+    results: list[list[bool]] = []
+    with running(lambda: results.append(target.restore(range(8), own_peer.hint(range(8))))) as call:
+        call.join(0.5)
+        assert call.is_alive()
+        own_peer.end()
+    assert results == [[False] * 8]
+    assert target.ended == []
+
+
+def test_closing_waits_for_writes_in_flight(target: Target) -> None:
+    deposited: list[list[bool]] = []
+    with running(lambda: deposited.append(target.deposit(range(DRAM_PAGES)))):
+        while not target.runner._pending and not deposited:
+            time.sleep(0)
+        target.runner.close()
+    assert deposited == [[True] * DRAM_PAGES]
+    assert not target.runner._pending
 
 
 def test_a_hint_is_forgotten_after_its_call(target: Target, peer: Peer) -> None:
@@ -250,15 +207,14 @@ def test_closing_twice_is_closing_once_and_everything_is_a_miss_afterwards(targe
 
 
 def start_again(target: Target) -> Runner:
-    pages, address = target.memory.pages, target.runner.address
-    return Runner(address, pages, PAGE_BYTES, deadlines(), lambda source: False, print)
+    pools, address = target.memory.pools, target.runner.address
+    return Runner(address, pools, PAGE_BYTES, deadlines(), lambda source: False, print)
 
 
-def test_the_ports_are_free_again_after_closing(target: Target) -> None:
+def test_the_ports_are_free_again_once_closing_returns(target: Target) -> None:
     target.runner.close()
-    again = start_again(target)
-    assert again.alive
-    again.close()
+    for _ in range(5):
+        start_again(target).close()
 
 
 def test_a_runner_that_cannot_start_says_where(target: Target) -> None:

@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output: Path = options.output.absolute()
     logs = output / "logs"
     plan = Plan(
+        ranks=options.tp,
         prompt_tokens=options.prompt_tokens,
         new_tokens=options.new_tokens,
         seed=options.seed,
@@ -96,6 +97,13 @@ def _parser() -> argparse.ArgumentParser:
         default=2048,
         metavar="N",
         help="length of the prompt",
+    )
+    parser.add_argument(
+        "--tp",
+        type=int,
+        choices=(1, 2),
+        default=1,
+        help="tensor-parallel ranks of each server; each rank is a process with a KVCR of its own",
     )
     parser.add_argument(
         "--new-tokens", type=_positive, default=16, metavar="N", help="length of the answer"

@@ -2,6 +2,7 @@
 """One answer of a replica: its tokens, where the prompt's KV came from, how long each part took."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from kvstrata_host.server import Generation
 
@@ -50,37 +51,42 @@ class Timing:
 
 @dataclass(frozen=True)
 class Answer:
-    """SGLang's answer, and what the backend logged while it was made."""
+    """SGLang's answer, and what the backend of each rank logged while it was made.
+
+    Every rank holds its share of each page, so what a server restored is what all ranks did.
+    """
 
     generation: Generation
     restores: tuple[Restore, ...]
     page_size_tokens: int
-
-    @property
-    def logged_own_tokens(self) -> int:
-        return sum(each.from_own for each in self.restores) * self.page_size_tokens
-
-    @property
-    def logged_peer_tokens(self) -> int:
-        return sum(each.from_peer for each in self.restores) * self.page_size_tokens
+    ranks: int = 1
 
     @property
     def logged_tokens(self) -> int:
         """Tokens in the pages that the backend says it restored."""
-        return sum(each.restored for each in self.restores) * self.page_size_tokens
+        return min(self._tokens("restored"))
 
     @property
     def counts_agree(self) -> bool:
-        """Whether SGLang counted exactly the tokens whose pages the backend says it restored."""
-        located = self.logged_own_tokens + self.logged_peer_tokens
-        counted = self.generation.cached_storage_tokens
+        """Whether SGLang counted exactly the tokens whose pages every rank says it restored."""
+        own, peer = self._tokens("from_own"), self._tokens("from_peer")
+        located = [sum(each) for each in zip(own, peer, strict=True)]
+        counted = [self.generation.cached_storage_tokens] * self.ranks
         whole = self.sources.total == self.generation.prompt_tokens
-        return self.logged_tokens == located == counted and whole
+        return self._tokens("restored") == located == counted and whole
+
+    def _tokens(self, count: Literal["restored", "from_own", "from_peer"]) -> list[int]:
+        """One of the backend's counts for each rank, in tokens."""
+        return [
+            sum(getattr(each, count) for each in self.restores if each.rank == rank)
+            * self.page_size_tokens
+            for rank in range(self.ranks)
+        ]
 
     @property
     def sources(self) -> Sources:
         counted = self.generation
-        peer = min(self.logged_peer_tokens, counted.cached_storage_tokens)
+        peer = min(*self._tokens("from_peer"), counted.cached_storage_tokens)
         return Sources(
             computed=counted.prompt_tokens - counted.cached_tokens,
             device=counted.cached_device_tokens,
@@ -91,7 +97,11 @@ class Answer:
 
     @property
     def timing(self) -> Timing:
-        restore_s = sum(each.duration_ms for each in self.restores) / 1000
+        slowest_ms = max(
+            sum(each.duration_ms for each in self.restores if each.rank == rank)
+            for rank in range(self.ranks)
+        )
+        restore_s = slowest_ms / 1000
         first_s = self.generation.time_to_first_token_s
         restore_s = min(restore_s, first_s)
         return Timing(

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `kv.fetch` 1.0 hint that names a replica as the source of a prompt's pages."""
 
-import json
-from collections.abc import Iterable, Sequence
+import functools
+import importlib.util
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from kvstrata_host.spec import Json
+
+Hint: TypeAlias = Mapping[str, Json]
 
 
 def page_hashes(tokens: Sequence[int], *, page_size_tokens: int) -> tuple[int, ...]:
@@ -17,17 +23,23 @@ def page_hashes(tokens: Sequence[int], *, page_size_tokens: int) -> tuple[int, .
     return tuple(int(each[:16], 16) for each in hashes)
 
 
-def fetch_hint(source: str, hashes: Iterable[int]) -> str:
-    """The hint as the JSON text that a request carries; `source` is `tcp://host:port`."""
-    payload = {
+@functools.cache
+def has_native_field() -> bool:
+    """Whether a request of this SGLang has a field for hints; else one travels as JSON text."""
+    return importlib.util.find_spec("sglang.srt.managers.kv_hints") is not None
+
+
+def fetch_hint(source: str, hashes: Iterable[int]) -> Hint:
+    """The hint that a request carries; `source` is `tcp://host:port`, rank 0's."""
+    payload: dict[str, Json] = {
         "source_control_endpoint": source,
         "block_hashes": list(hashes),
         "mode": "copy",
     }
-    action = {
+    action: dict[str, Json] = {
         "action_id": "restore-prompt",
         "action_type": "kv.fetch",
         "action_version": "1.0",
         "payload": payload,
     }
-    return json.dumps({"protocol_version": "0.1", "message_id": "demo", "actions": [action]})
+    return {"protocol_version": "0.1", "message_id": "demo", "actions": [action]}

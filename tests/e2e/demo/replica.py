@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A replica: one SGLang server whose HiCache storage is KVCR."""
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from kvstrata_host.server import Progress, Server, ServerError
 from kvstrata_host.spec import Json, ServerSpec
 
 from .answer import Answer
+from .hint import Hint, has_native_field
 from .serverlog import Lines, ServerLog
 
 PAGE_SIZE_TOKENS = 16
@@ -24,11 +26,13 @@ class Replica:
 
     Args:
         name: a letter.
-        ports: of HTTP, of KVCR's control channel, of NIXL.
+        ports: of HTTP, of KVCR's control channel, of NIXL; the latter two of rank 0.
+        ranks: tensor-parallel ranks, each with a KVCR of its own.
         model: folder of the model, the same for every replica.
         folder: where the log goes.
         tokens: the longest prompt with its answer.
         environment: variables over this process's own.
+        settings: of the backend, over the demo's.
     """
 
     def __init__(
@@ -36,33 +40,39 @@ class Replica:
         name: str,
         *,
         ports: tuple[int, int, int],
+        ranks: int,
         model: Path,
         folder: Path,
         tokens: int,
         start_timeout_s: float,
         progress: Progress,
         environment: Mapping[str, str],
+        settings: Mapping[str, Json] | None = None,
     ) -> None:
         http_port, control_port, nixl_port = ports
         self.name = name
-        self.endpoint = f"tcp://{_LOOPBACK}:{control_port}"
-        settings: dict[str, Json] = {
-            "dram_bytes": "1GiB",
+        self._ranks = frozenset(range(ranks))
+        chosen: dict[str, Json] = {
+            "dram_bytes": f"{1024 // ranks}MiB",
             "bind_host": _LOOPBACK,
             "control_port": control_port,
             "nixl_port": nixl_port,
             "trust_request_hints": True,
+            "advertise_host": _LOOPBACK,
+            **(settings or {}),
         }
+        self.endpoint = f"tcp://{chosen['advertise_host']}:{control_port}"
         spec = ServerSpec(
             name=name,
             model=model,
             port=http_port,
+            tp_size=ranks,
             log=folder / f"replica-{name.lower()}.log",
             page_size_tokens=PAGE_SIZE_TOKENS,
             context_tokens=tokens,
             max_total_tokens=4 * tokens,
             storage_backend="kvcr",
-            extra_config=settings,
+            extra_config=chosen,
             layout="page_first_direct",
             io_backend="direct",
             prefetch_policy="wait_complete",
@@ -71,22 +81,36 @@ class Replica:
         self.server = Server(spec, start_timeout_s=start_timeout_s, progress=progress)
         self.log = ServerLog(spec.log)
 
-    def ask(self, tokens: Sequence[int], *, new_tokens: int, hint: str | None = None) -> Answer:
+    def ask(
+        self,
+        tokens: Sequence[int],
+        *,
+        new_tokens: int,
+        hint: Hint | None = None,
+        timeout_s: float = 300.0,
+    ) -> Answer:
         """The greedy answer to a prompt, and what the backend did for it."""
         before = self.log.end()
+        carried = None if hint is None or has_native_field() else {"kv_hints": json.dumps(hint)}
         generation = self.server.generate(
             tokens,
             max_new_tokens=new_tokens,
-            custom_params=None if hint is None else {"kv_hints": hint},
-            timeout_s=300.0,
+            custom_params=carried,
+            kv_hints=hint if has_native_field() else None,
+            timeout_s=timeout_s,
         )
-        return Answer(generation, self.log.since(before).restores(), PAGE_SIZE_TOKENS)
+        restores = self.log.since(before).restores()
+        return Answer(generation, restores, PAGE_SIZE_TOKENS, len(self._ranks))
 
     def wait_for_backup(self, *, since: int, pages: int, timeout_s: float = 60.0) -> Lines:
-        """Wait until KVCR holds this many pages more than at a position of the log."""
+        """Wait until every rank's KVCR holds this many pages more than at a position of the log."""
+
+        def held(lines: Lines, rank: int) -> int:
+            return sum(each.held for each in lines.backups() if each.rank == rank)
+
         return self._wait(
             since,
-            lambda lines: sum(each.held for each in lines.backups()) >= pages,
+            lambda lines: all(held(lines, rank) >= pages for rank in self._ranks),
             f"{pages} pages were not backed up in {timeout_s:.0f} s",
             timeout_s,
         )
@@ -103,7 +127,10 @@ class Replica:
             problem = f"{_CLEAR} answered {answer.status_code}: {answer.text.strip()}"
             raise ServerError(self.name, problem, self.log.path)
         self._wait(
-            before, Lines.backend_started, f"no storage {timeout_s:.0f} s after a clear", timeout_s
+            before,
+            lambda lines: lines.started_backends() >= self._ranks,
+            f"no storage {timeout_s:.0f} s after a clear",
+            timeout_s,
         )
 
     def healthy(self) -> bool:

@@ -14,6 +14,7 @@ from kvstrata_host.spec import Json
 
 from .claim import Claim, decide
 from .environment import Environment
+from .hint import has_native_field
 from .outcome import Outcome
 from .scene import Scene
 from .story import Plan
@@ -53,6 +54,8 @@ class Report:
             "max_logprob_difference": _finite(outcome.max_logprob_difference),
             "damage_logprob_difference": _finite(damaged.max_logprob_difference),
             "logprob_tolerance": damaged.tolerance,
+            "ranks": self.plan.ranks,
+            "hint_carrier": "kv_hints" if has_native_field() else "custom_params",
             "prompt_tokens": self.plan.prompt_tokens,
             "new_tokens": self.plan.new_tokens,
             "seed": self.plan.seed,

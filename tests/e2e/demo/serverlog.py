@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TRANSFER = re.compile(r"\bkvcr (?P<kind>restore|backup) (?P<fields>\w+=.*)")
+_RANK = re.compile(r"^\[[^]]* TP(\d+)\]")
 _READY = re.compile(r"\bkvcr ready endpoint=")
 _UNREACHABLE = re.compile(r"\bkvcr peer unreachable endpoint=")
 
@@ -17,8 +18,9 @@ class LogFormatError(ValueError):
 
 @dataclass(frozen=True)
 class Restore:
-    """One read into host pages; counts are pages."""
+    """One read of a rank into its host pages; counts are pages."""
 
+    rank: int
     pages: int
     restored: int
     from_own: int
@@ -28,8 +30,9 @@ class Restore:
 
 @dataclass(frozen=True)
 class Backup:
-    """One copy of host pages into KVCR's DRAM; counts are pages."""
+    """One copy of a rank's host pages into its KVCR's DRAM; counts are pages."""
 
+    rank: int
     pages: int
     held: int
     duration_ms: float
@@ -44,27 +47,30 @@ class Lines:
     def restores(self) -> tuple[Restore, ...]:
         return tuple(
             Restore(
+                rank=rank,
                 pages=_count(fields, "pages"),
                 restored=_count(fields, "restored"),
                 from_own=_count(fields, "from_dram"),
                 from_peer=_count(fields, "from_peer"),
                 duration_ms=_number(fields, "ms"),
             )
-            for fields in _transfers(self.text, "restore")
+            for rank, fields in _transfers(self.text, "restore")
         )
 
     def backups(self) -> tuple[Backup, ...]:
         return tuple(
             Backup(
+                rank=rank,
                 pages=_count(fields, "pages"),
                 held=_count(fields, "held"),
                 duration_ms=_number(fields, "ms"),
             )
-            for fields in _transfers(self.text, "backup")
+            for rank, fields in _transfers(self.text, "backup")
         )
 
-    def backend_started(self) -> bool:
-        return any(_READY.search(line) for line in self.text)
+    def started_backends(self) -> frozenset[int]:
+        """The ranks whose backend became ready."""
+        return frozenset(_rank(line) for line in self.text if _READY.search(line))
 
     def peer_unreachable(self) -> bool:
         return any(_UNREACHABLE.search(line) for line in self.text)
@@ -88,12 +94,18 @@ class ServerLog:
         return Lines(tuple(written.decode(errors="replace").splitlines()))
 
 
-def _transfers(lines: Iterable[str], kind: str) -> Iterator[dict[str, str]]:
+def _rank(line: str) -> int:
+    """Which rank wrote a line; the only one of a server leaves it out."""
+    found = _RANK.match(line)
+    return 0 if found is None else int(found[1])
+
+
+def _transfers(lines: Iterable[str], kind: str) -> Iterator[tuple[int, dict[str, str]]]:
     for line in lines:
         found = _TRANSFER.search(line)
         if found is not None and found["kind"] == kind:
             words = (word.partition("=") for word in found["fields"].split())
-            yield {name: value for name, _, value in words}
+            yield _rank(line), {name: value for name, _, value in words}
 
 
 def _count(fields: dict[str, str], name: str) -> int:

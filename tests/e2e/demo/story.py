@@ -12,7 +12,7 @@ from kvstrata_host.ports import free_ports
 
 from . import prompt
 from .answer import Answer
-from .hint import fetch_hint, page_hashes
+from .hint import Hint, fetch_hint, page_hashes
 from .outcome import Outcome
 from .progress import Progress
 from .prompt import Tokens
@@ -22,8 +22,9 @@ from .scene import Scene, SceneId, compared
 
 @dataclass(frozen=True)
 class Plan:
-    """What is played; token counts are per request."""
+    """What is played; token counts are per request, `ranks` per replica."""
 
+    ranks: int
     prompt_tokens: int
     new_tokens: int
     seed: int
@@ -47,7 +48,7 @@ class Story:
         self._logs = logs
         self._progress = progress
         self._scenes: list[Scene] = []
-        self._ports = iter(free_ports(9))
+        self._ports = iter(free_ports(9, run=plan.ranks))
 
     def play(self) -> Outcome:
         plan, progress = self.plan, self._progress
@@ -100,6 +101,7 @@ class Story:
         return Replica(
             name,
             ports=(next(self._ports), next(self._ports), next(self._ports)),
+            ranks=self.plan.ranks,
             model=self._model,
             folder=self._logs,
             tokens=self.plan.context_tokens,
@@ -123,7 +125,7 @@ class Story:
             for each in replicas:
                 each.server.kill()
 
-    def _warm_up(self, a: Replica, b: Replica, d: Replica, other: Tokens, *, hint: str) -> None:
+    def _warm_up(self, a: Replica, b: Replica, d: Replica, other: Tokens, *, hint: Hint) -> None:
         """Leave first-use costs (threads, allocators, the connection between peers) behind."""
         self._progress.step("warm-up", "each replica computes a prompt that is used no more")
         for each in (b, d):
@@ -137,7 +139,8 @@ class Story:
     def _compute(self, a: Replica, main: Tokens) -> Answer:
         before = a.log.end()
         reference = self._play("computed", a, main, None)
-        backups = a.wait_for_backup(since=before, pages=self.plan.prompt_pages).backups()
+        lines = a.wait_for_backup(since=before, pages=self.plan.prompt_pages)
+        backups = [backup for backup in lines.backups() if backup.rank == 0]
         pages, took_ms = sum(b.held for b in backups), sum(b.duration_ms for b in backups)
         self._progress.step("replica A", f"backed up {pages} pages in {took_ms:.0f} ms")
         return reference
@@ -155,7 +158,7 @@ class Story:
         tokens: Tokens,
         reference: Answer | None,
         *,
-        hint: str | None = None,
+        hint: Hint | None = None,
     ) -> Answer:
         title, what = _TITLES[scene]
         self._progress.step(f"replica {replica.name}", f"{title}: {what}", style="cyan")

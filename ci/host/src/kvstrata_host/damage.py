@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -18,8 +17,9 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "KVSTRATA_HOST_DAMAGE"
 RESTORED_PAGES = "restored-pages"
-TARGET = "sglang.srt.managers.cache_controller.HiCacheController._page_get_zero_copy"
+TARGET = "sglang.srt.managers.cache_controller.HiCacheController._reduce_prefetch_ack"
 
+_DAMAGED = "kvstrata_host_damaged_tokens"
 _SIGN_BIT = 0x80
 
 
@@ -39,6 +39,19 @@ class Controller(Protocol):
     storage_host_pool: HostPool
 
 
+class Operation(Protocol):
+    """What is used of SGLang's prefetch operations."""
+
+    host_indices: torch.Tensor
+
+
+class Acknowledgement(Protocol):
+    """What is used of SGLang's acknowledgement of a part of an operation."""
+
+    operation: Operation
+    completed_tokens: int | None
+
+
 def requested() -> bool:
     """Whether the environment asks for damage; raises ValueError for an unknown kind."""
     value = os.environ.get(VARIABLE, "")
@@ -47,18 +60,16 @@ def requested() -> bool:
     return bool(value)
 
 
-def damage_restored(
-    restored: int,
-    controller: Controller,
-    operation: object,
-    hash_values: Sequence[str],
-    host_indices: torch.Tensor,
-    *others: object,
-) -> None:
-    """An AFTER hook for the zero-copy read of pages: the pages that it filled are damaged."""
-    pool = controller.storage_host_pool
-    negate(pool, host_indices[: restored * pool.page_size])
-    logger.warning("%s=%s: damaged %d pages", VARIABLE, RESTORED_PAGES, restored)
+def damage_restored(result: None, controller: Controller, ack: Acknowledgement) -> None:
+    """An AFTER hook for what ranks agree was restored: the pages since the last ack are damaged."""
+    if ack.completed_tokens is None:
+        return
+    pool, operation = controller.storage_host_pool, ack.operation
+    restored = operation.host_indices[getattr(operation, _DAMAGED, 0) : ack.completed_tokens]
+    setattr(operation, _DAMAGED, ack.completed_tokens)
+    negate(pool, restored)
+    pages = restored.numel() // pool.page_size
+    logger.warning("%s=%s: damaged %d pages", VARIABLE, RESTORED_PAGES, pages)
 
 
 def negate(pool: HostPool, indices: torch.Tensor) -> None:

@@ -20,7 +20,7 @@ from kvstrata_host import damage
 from kvstrata_host.copies import COPIES
 
 PLATFORM = "kvstrata_host"
-SUPPORTED_SGLANG = ("0.5.20",)
+SUPPORTED_SGLANG = ("0.5.20", "0.5.21")
 
 POOL_MODULES = (
     "sglang.srt.mem_cache.memory_pool_host",

@@ -10,19 +10,20 @@ _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUAL_FIRST_EPHEMERAL = 32_768
 
 
-def free_ports(count: int) -> tuple[int, ...]:
-    """Distinct ports that are free on every interface.
+def free_ports(count: int, *, run: int = 1) -> tuple[int, ...]:
+    """Ports that are free on every interface; each starts a run of `run` such ports of its own.
 
     They lie below the range from which the system itself hands out ports: one of those would
     often be some connection's by the time a server has loaded and binds it.
     """
     chosen: list[int] = []
-    candidates = list(range(_LOWEST, max(_first_ephemeral(), _LOWEST + 10 * count)))
+    end = max(_first_ephemeral(), _LOWEST + 10 * count * run)
+    candidates = list(range(_LOWEST, end - run + 1, run))
     random.SystemRandom().shuffle(candidates)
     for port in candidates:
         if len(chosen) == count:
             break
-        if _is_free(port):
+        if all(_is_free(port + offset) for offset in range(run)):
             chosen.append(port)
     return tuple(chosen)
 

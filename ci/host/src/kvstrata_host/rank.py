@@ -12,7 +12,6 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +25,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
     import torch.distributed as dist
+    from sglang.srt import runtime_context
     from sglang.srt.distributed.parallel_state import (
         init_distributed_environment,
         initialize_model_parallel,
@@ -34,19 +34,17 @@ with warnings.catch_warnings():
     from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
     from sglang.srt.mem_cache.hicache_storage import PoolName
     from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
-    from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import build_pool_entry
     from sglang.srt.mem_cache.memory_pool import (
         DSATokenToKVPool,
         MHATokenToKVPool,
         MLATokenToKVPool,
     )
-    from sglang.srt.mem_cache.pool_host import HostPoolGroup
+    from sglang.srt.mem_cache.pool_host import HostPoolGroup, PoolEntry
     from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost
     from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
     from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
     from sglang.srt.mem_cache.utils import get_storage_hash_str
     from sglang.srt.plugins import load_plugins
-    from sglang.srt.runtime_context import get_context
 
 PAGE_TOKENS = 4
 DEVICE_TOKENS = 64
@@ -61,20 +59,29 @@ class RankError(RuntimeError):
     """SGLang's controller did something else than it was asked for."""
 
 
-@cache
-def bring_up() -> None:
-    """Load SGLang's plugins and make a process group of this process alone, once."""
+def bring_up(rank: int = 0, size: int = 1, rendezvous: Path | None = None) -> None:
+    """Load SGLang's plugins and join a tensor-parallel group over gloo, once per process.
+
+    The ranks of a group share `rendezvous`, a file that does not exist yet; a group of one needs
+    none.
+    """
+    if dist.is_initialized():
+        return
     load_plugins()
-    get_context().override_server_args().install()
-    rendezvous = Path(tempfile.mkdtemp()) / "group"
+    arguments = runtime_context.get_context().override_server_args(tp_size=size).install()
+    widths = {"tensor_model_parallel_size": size}
+    if hasattr(runtime_context, "SpawnRanks"):  # since 0.5.21: a rank is told its place
+        place = runtime_context.SpawnRanks(world_rank=rank)
+        runtime_context.publish(arguments, role="scheduler", ranks=place)
+        widths = {}
     init_distributed_environment(
-        world_size=1,
-        rank=0,
-        local_rank=0,
+        world_size=size,
+        rank=rank,
+        local_rank=rank,
         backend="gloo",
-        distributed_init_method=f"file://{rendezvous}",
+        distributed_init_method=f"file://{rendezvous or Path(tempfile.mkdtemp()) / 'group'}",
     )
-    initialize_model_parallel()
+    initialize_model_parallel(**widths)
 
 
 def make_pools(kind: Kind, layout: str) -> tuple[Any, Any]:
@@ -118,7 +125,10 @@ def make_indexer(layout: str) -> tuple[Any, Any]:
 
 
 class Rank:
-    """A HiCache controller with its pools; `storage_backend` None leaves storage out."""
+    """A HiCache controller with its pools; `storage_backend` None leaves storage out.
+
+    `sidecars` are further host pools by SGLang's name, for storage alone: they have no device pool.
+    """
 
     def __init__(
         self,
@@ -128,6 +138,7 @@ class Rank:
         *,
         storage_backend: str | None,
         extra_config: Mapping[str, object] | None = None,
+        sidecars: Mapping[str, Any] | None = None,
     ) -> None:
         self.device_pool, self.host_pool = make_pools(kind, layout)
         self.allocator = PagedTokenToKVPoolAllocator(
@@ -138,17 +149,27 @@ class Rank:
             self.device_pool,
             need_sort=False,
         )
-        entry = build_pool_entry(
-            name=PoolName.KV,
-            host_pool=self.host_pool,
-            device_pool=self.device_pool,
-            layer_mapping={layer: layer for layer in range(LAYERS)},
-            transfer_layer_num=LAYERS,
-            is_anchor=True,
-        )
+        entries = [
+            PoolEntry(
+                name=PoolName.KV,
+                host_pool=self.host_pool,
+                device_pool=self.device_pool,
+                layer_mapper=lambda layer: layer,
+                is_primary_index_anchor=True,
+            ),
+            *(
+                PoolEntry(
+                    name=PoolName(name),
+                    host_pool=pool,
+                    device_pool=None,
+                    layer_mapper=lambda layer: layer,
+                )
+                for name, pool in (sidecars or {}).items()
+            ),
+        ]
         self.controller = HybridCacheController(
             self.allocator,
-            HostPoolGroup([entry]),
+            HostPoolGroup(entries),
             PAGE_TOKENS,
             dist.group.WORLD,
             threading.Event(),

@@ -144,10 +144,13 @@ class Server:
         *,
         max_new_tokens: int,
         custom_params: Mapping[str, Json] | None = None,
+        kv_hints: Mapping[str, Json] | None = None,
         logprobs: bool = True,
         timeout_s: float = 120.0,
     ) -> Generation:
         """Greedy continuation of the prompt; the end of a sequence does not end it.
+
+        `kv_hints` is a field of a request since SGLang 0.5.21.
 
         Raises RequestError when the server refuses, breaks off, or `timeout_s` has passed.
         """
@@ -164,6 +167,8 @@ class Server:
             "return_logprob": logprobs,
             "stream": True,
         }
+        if kv_hints is not None:
+            body["kv_hints"] = dict(kv_hints)
         began = time.monotonic()
         arrivals = [
             (time.monotonic() - began, event)

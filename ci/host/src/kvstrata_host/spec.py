@@ -31,8 +31,9 @@ _RUNNABLE = (
 class ServerSpec:
     """One SGLang server with HiCache on the loopback interface.
 
-    `port` 0 takes a free one. `dtype` is of the weights in memory and of the KV: left to itself,
-    SGLang runs float32 weights in float16, for which many CPUs have no fast arithmetic.
+    `port` 0 takes a free one. `tp_size` ranks share the model, each a process of its own. `dtype`
+    is of the weights in memory and of the KV: left to itself, SGLang runs float32 weights in
+    float16, for which many CPUs have no fast arithmetic.
     `storage_backend` None runs HiCache without storage. `extra_config` goes to
     --hicache-storage-backend-extra-config, `extra_args` behind all other arguments, `extra_env`
     over the environment. The log is overwritten at start, and its folder is the server's working
@@ -43,6 +44,7 @@ class ServerSpec:
     model: Path
     log: Path
     port: int = 0
+    tp_size: int = 1
     dtype: Dtype = "float32"
     page_size_tokens: int = 16
     max_total_tokens: int = 8192
@@ -76,6 +78,7 @@ class ServerSpec:
             "dtype": self.dtype,
             "host": "127.0.0.1",
             "port": port,
+            "tp-size": self.tp_size,
             "page-size": self.page_size_tokens,
             "max-total-tokens": self.max_total_tokens,
             "max-running-requests": self.max_running_requests,
@@ -114,5 +117,17 @@ class ServerSpec:
             "CUDA_VISIBLE_DEVICES": "",
             "HF_HUB_OFFLINE": "1",
             "PYTHONUNBUFFERED": "1",
+            **self._cores(),
             **self.extra_env,
         }
+
+    def _cores(self) -> dict[str, str]:
+        """One core for each of several ranks.
+
+        SGLang starts no more ranks than the machine has NUMA nodes, unless it is told their cores.
+        """
+        if self.tp_size == 1:
+            return {}
+        cores = sorted(os.sched_getaffinity(0))
+        shares = (str(cores[rank % len(cores)]) for rank in range(self.tp_size))
+        return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(shares)}

@@ -4,7 +4,7 @@
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Annotated, get_type_hints
+from typing import Annotated, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -50,11 +50,16 @@ class KvcrConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     allowed_peers: Annotated[
         tuple[Host, ...],
-        Meta(description="Hosts that hints may name, as host or host:port; empty means any IP."),
+        Meta(
+            description="Peers that hints may name, as host or host:port; empty means any fit IP."
+        ),
     ] = ()
     model_id: Annotated[
         str, Meta(description="Name of the weights; empty means derived from the model's files.")
     ] = ""
+    startup_timeout_seconds: Annotated[
+        Seconds, Meta(description="How long dram_bytes may take to become resident at start.")
+    ] = 300.0
     operation_timeout_seconds: Annotated[
         Seconds, Meta(description="After this long an operation is cancelled.")
     ] = 30.0
@@ -64,6 +69,14 @@ class KvcrConfig(msgspec.Struct, frozen=True, kw_only=True):
     peer_probe_timeout_seconds: Annotated[
         Seconds, Meta(description="How long a peer may take to accept a connection, and to greet.")
     ] = 0.25
+    peer_restore_mode: Annotated[
+        Literal["direct", "staged"],
+        Meta(
+            description="direct: a peer writes into host pages. staged: it writes into this rank's "
+            "DRAM tier, from which host pages are filled, so that no failure of a peer ends the "
+            "worker."
+        ),
+    ] = "direct"
     nixl_progress_thread: Annotated[
         bool,
         Meta(description="Keep NIXL's own progress thread, which spins on one core per rank."),
@@ -87,6 +100,13 @@ class KvcrConfig(msgspec.Struct, frozen=True, kw_only=True):
                     key, value, str(error), f"Set {key} in the extra config accordingly."
                 ) from None
         config = cls(**values)  # type: ignore[arg-type]  # each value was converted above
+        if config.bind_host == "0.0.0.0" and not config.advertise_host:
+            raise ConfigError(
+                "advertise_host",
+                "",
+                "the address at which peers reach this host, while bind_host is every interface",
+                "Set advertise_host, or bind_host to that one address.",
+            )
         if config.abandon_timeout_seconds < 2 * config.operation_timeout_seconds:
             raise ConfigError(
                 "abandon_timeout_seconds",

@@ -6,18 +6,21 @@ raises. Wire form: the ``kv.fetch`` 1.0 action of the KV hint protocol 0.1, whic
 and others produce.
 """
 
-import ipaddress
 import logging
-import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
+
+from .endpoints import Endpoint, EndpointPolicy
+from .rate_limit import RateLimit
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +30,8 @@ MAX_HINT_CHARACTERS = 256 << 10
 MAX_ACTIONS = 16
 MAX_HASHES = 8192
 
-CUSTOM_PARAM = "kv_hints"
-"""Key of ``sampling_params.custom_params`` that carries a hint on SGLang 0.5.20."""
-
-# KVCR 0.1.1 listens on IPv4 alone.
-_ENDPOINT = re.compile(r"tcp://([A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
+FIELD = "kv_hints"
+"""Where a request has its hint: a field of SGLang 0.5.21, else a key of ``custom_params``."""
 
 
 class _Payload(msgspec.Struct, forbid_unknown_fields=True):
@@ -51,29 +51,6 @@ class _Envelope(msgspec.Struct):
     protocol_version: Literal["0.1"]
     actions: Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=MAX_ACTIONS)]
     message_id: str = ""
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Control endpoint of rank 0 of a server."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"tcp://{self.host}:{self.port}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Endpoint | None":
-        """The endpoint written as ``tcp://host:port``, or None."""
-        match = _ENDPOINT.fullmatch(text)
-        if match is None or not 1 <= int(match[2]) <= 65535:
-            return None
-        return cls(match[1], int(match[2]))
-
-    def of_rank(self, rank: int) -> "Endpoint":
-        """The endpoint of another rank of the same server."""
-        return Endpoint(self.host, self.port + rank)
 
 
 @dataclass(frozen=True)
@@ -99,35 +76,18 @@ class Hint:
         return {"protocol_version": "0.1", "message_id": "restore", "actions": [action]}
 
 
-@dataclass
-class _RateLimit:
-    """Lets one message through per interval and counts the others."""
-
-    interval_seconds: float
-    suppressed: int = 0
-    _next: float = field(default=0.0, init=False)
-
-    def admits(self) -> bool:
-        now = time.monotonic()
-        if now < self._next:
-            self.suppressed += 1
-            return False
-        self._next = now + self.interval_seconds
-        return True
-
-
 @dataclass(frozen=True)
 class HintPolicy:
     """Which hints this server follows.
 
     Args:
         trusted: whether hints that came with a request are followed at all.
-        allowed_peers: ``host`` or ``host:port`` of the sources; empty allows every IP address.
+        endpoints: which sources they may name.
     """
 
     trusted: bool
-    allowed_peers: tuple[str, ...] = ()
-    _warnings: _RateLimit = field(default_factory=lambda: _RateLimit(10.0), compare=False)
+    endpoints: EndpointPolicy = field(default_factory=EndpointPolicy)
+    _warnings: RateLimit = field(default_factory=lambda: RateLimit(10.0), compare=False)
 
     def accept(self, raw: object) -> Hint | None:
         """The first action of a raw hint that can be followed, or None; never raises."""
@@ -144,13 +104,15 @@ class HintPolicy:
         return hint
 
     def _read(self, raw: object) -> tuple[Hint | None, str]:
-        if not isinstance(raw, str):
-            return None, f"expected JSON text, got {type(raw).__name__}"
-        if len(raw) > MAX_HINT_CHARACTERS:
-            return None, f"more than {MAX_HINT_CHARACTERS} characters"
         try:
-            envelope = msgspec.json.decode(raw, type=_Envelope)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            # SGLang's own envelope is checked as the text that it stands for: one set of rules.
+            text = msgspec.json.encode(raw) if isinstance(raw, msgspec.Struct) else raw
+            if not isinstance(text, (str, bytes)) or isinstance(raw, bytes):
+                return None, f"expected JSON text or an envelope, got {type(raw).__name__}"
+            if len(text) > MAX_HINT_CHARACTERS:
+                return None, f"more than {MAX_HINT_CHARACTERS} characters"
+            envelope = msgspec.json.decode(text, type=_Envelope)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             return None, str(error)
         problem = "no kv.fetch 1.0 action"
         for action in envelope.actions:
@@ -166,7 +128,7 @@ class HintPolicy:
             if (action.action_type, action.action_version) != ("kv.fetch", "1.0"):
                 return None, ""
             payload = msgspec.json.decode(action.payload, type=_Payload)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             return None, str(error)
         # Not a bound of the type: msgspec's integer bounds end at 63 bits.
         if min(payload.block_hashes) < 0 or max(payload.block_hashes) >= 1 << 64:
@@ -174,27 +136,70 @@ class HintPolicy:
         source = Endpoint.parse(payload.source_control_endpoint)
         if source is None:
             return None, "source_control_endpoint is not tcp://host:port"
-        if not self._allows(source):
-            return None, f"{source} is neither in allowed_peers nor, with that unset, an IP address"
+        objection = self.endpoints.objection(source)
+        if objection:
+            return None, objection
         return Hint(source, frozenset(payload.block_hashes)), ""
 
-    def _allows(self, source: Endpoint) -> bool:
-        if self.allowed_peers:
-            named = {source.host, f"{source.host}:{source.port}"}
-            return not named.isdisjoint(self.allowed_peers)
-        # Looking up a name that a client made up can hold a storage thread for many seconds.
-        try:
-            ipaddress.IPv4Address(source.host)
-        except ValueError:
-            return False
-        return True
+
+class HintReader(Protocol):
+    """What makes a hint of a raw one: `HintPolicy.accept` of a store."""
+
+    def accept_hint(self, raw: object) -> Hint | None:
+        """The hint that can be followed, or None; never raises."""
 
 
-def hint_in(custom_params: object) -> object:
-    """The raw hint among a request's custom parameters, or None."""
-    if not isinstance(custom_params, Mapping):
-        return None
-    return custom_params.get(CUSTOM_PARAM)
+class RequestHint:
+    """The hint of one request, read when it is first needed and then kept.
+
+    It is made on the scheduler thread and read on a storage thread: reading thousands of hashes
+    takes longer than the scheduler has.
+    """
+
+    def __init__(self, raw: object) -> None:
+        self._raw = raw
+        self._read: tuple[HintReader, Hint | None] | None = None
+
+    def read_by(self, reader: HintReader) -> Hint | None:
+        """What `reader` makes of it; another reader, as after a new attachment, reads anew."""
+        read = self._read
+        if read is None or read[0] is not reader:
+            read = self._read = (reader, reader.accept_hint(self._raw))
+        return read[1]
+
+
+_KEPT = "kvstrata_kvcr_hint"
+
+
+def request_hint(request: "Req") -> RequestHint | None:
+    """The hint that came with a request: the same one at each of its prefetches."""
+    hint = kept_hint(request)
+    if hint is None:
+        raw = getattr(request, FIELD, None)
+        params = request.sampling_params.custom_params
+        if raw is None and isinstance(params, Mapping):
+            raw = params.get(FIELD)
+        if raw is not None:
+            hint = RequestHint(raw)
+            keep_hint(request, hint)
+    return hint
+
+
+def keep_hint(owner: object, hint: object) -> None:
+    """Attach a hint to a request or an operation of SGLang."""
+    setattr(owner, _KEPT, hint)
+
+
+def kept_hint(owner: object) -> RequestHint | None:
+    """The hint attached to a request or an operation of SGLang, or None."""
+    hint = getattr(owner, _KEPT, None)
+    return hint if isinstance(hint, RequestHint) else None
+
+
+def operation_hint(operation: object, reader: HintReader) -> Hint | None:
+    """The hint of the request that an operation works for, read."""
+    hint = kept_hint(operation)
+    return hint.read_by(reader) if hint is not None else None
 
 
 _carried: ContextVar[object] = ContextVar("kvstrata_kvcr_hint", default=None)

@@ -8,18 +8,22 @@ prefetch operation; on the storage threads, from the operation to the store's ca
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from . import losses
 from .config import BACKEND_NAME
-from .hints import carried, carrying, hint_in
+from .hints import carried, carrying, keep_hint, request_hint
 
 if TYPE_CHECKING:
     from sglang.srt.managers.cache_controller import HiCacheController
     from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig
-    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import PrefetchOperation
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import (
+        HybridCacheController,
+        PrefetchOperation,
+        StorageOperation,
+    )
     from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
-
-_OPERATION_HINT = "kvstrata_kvcr_hint"
+    from sglang.srt.mem_cache.unified_cache.storage_attachment import StorageAttachment
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 
 def create_backend(
@@ -38,53 +42,103 @@ def create_backend(
     return backend(storage_config, get_model().model_path)
 
 
-def use_zero_copy(controller: "HiCacheController") -> None:
-    """BEFORE the storage threads start: pages are read and written in place, by every rank."""
-    if controller.storage_backend_type == BACKEND_NAME:
-        controller.page_get_func = controller._page_get_zero_copy
-        controller.page_set_func = controller._page_set_zero_copy
-        # Each rank owns a KVCR of its own, so replicated KV is backed up by each of them too.
-        controller.backup_skip = False
+def start_storage(controller: "HiCacheController") -> None:
+    """BEFORE the storage threads start: KVCR starts on every pool; a refusal undoes the attachment.
+
+    SGLang registers the pools beside KV only later, where a refusal would leave storage attached.
+    """
+    if controller.storage_backend_type != BACKEND_NAME:
+        return
+    controller.page_get_func = controller._page_get_zero_copy
+    controller.page_set_func = controller._page_set_zero_copy
+    # Each rank owns a KVCR of its own, so replicated KV is backed up by each of them too.
+    controller.backup_skip = False
+    for entry in getattr(controller.mem_pool_host, "entries", ()):
+        controller.storage_backend.register_mem_host_pool_v2(entry.host_pool, entry.name)
+    controller.storage_backend.start()
 
 
-def take_hint_from_request(
-    original: Callable[..., None],
-    scheduler: "Scheduler",
+def carry_hint_of_request(
+    original: Callable[..., object],
+    owner: object,
     req: "Req",
     *args: object,
     **kwargs: object,
-) -> None:
-    """AROUND the scheduler's prefetch of a request."""
-    with carrying(hint_in(req.sampling_params.custom_params)):
-        original(scheduler, req, *args, **kwargs)
+) -> object:
+    """AROUND what the scheduler does about the stored prefix of a request."""
+    with carrying(request_hint(req)):
+        return original(owner, req, *args, **kwargs)
 
 
 def keep_hint_on_operation(
     result: None, operation: "PrefetchOperation", *args: object, **kwargs: object
 ) -> None:
     """AFTER a prefetch operation is made."""
-    setattr(operation, _OPERATION_HINT, carried())
+    keep_hint(operation, carried())
 
 
-def query_with_hint(
-    original: Callable[..., tuple[list[str], int]],
-    controller: "HiCacheController",
-    operation: "PrefetchOperation",
-) -> tuple[list[str], int]:
-    """AROUND the storage query of an operation; parses the hint off the scheduler thread."""
+def agree_on_hits(original: Callable[..., None], controller: "HiCacheController") -> None:
+    """AROUND the storage query thread."""
     if controller.storage_backend_type != BACKEND_NAME:
-        return original(controller, operation)
-    hint = controller.storage_backend.accept_hint(getattr(operation, _OPERATION_HINT, None))
-    setattr(operation, _OPERATION_HINT, hint)
-    with carrying(hint):
-        return original(controller, operation)
+        original(controller)
+        return
+    from .agreement import answer_queries
+
+    answer_queries(controller)
 
 
-def read_with_hint(
+def probe_storage(
+    original: Callable[..., int],
+    tree: "UnifiedRadixCache",
+    last_host_node_id: int,
+    new_input_tokens: list[int],
+    last_hash: str | None = None,
+    prefix_keys: list[str] | None = None,
+    extra_key: str | None = None,
+    cache_salt: str | None = None,
+) -> int:
+    """AROUND a decode server's question for how much of a prompt is stored."""
+    span = (last_host_node_id, new_input_tokens, last_hash, prefix_keys, extra_key, cache_salt)
+    controller = tree.cache_controller
+    if controller is None or controller.storage_backend_type != BACKEND_NAME:
+        return original(tree, *span)
+    from .agreement import probe
+
+    return probe(tree, *span)
+
+
+def read_pages(
     original: Callable[..., object],
-    controller: "HiCacheController",
+    controller: "HybridCacheController",
     operation: "PrefetchOperation",
-) -> object:
+) -> None:
     """AROUND the page reads of an operation."""
-    with carrying(getattr(operation, _OPERATION_HINT, None)):
-        return original(controller, operation)
+    if controller.storage_backend_type != BACKEND_NAME:
+        original(controller, operation)
+        return
+    from .transfers import read
+
+    read(controller, operation)
+
+
+def back_up_pages(
+    original: Callable[..., object],
+    controller: "HybridCacheController",
+    operation: "StorageOperation",
+) -> None:
+    """AROUND the page writes of an operation."""
+    if controller.storage_backend_type != BACKEND_NAME:
+        original(controller, operation)
+        return
+    from .transfers import back_up
+
+    back_up(controller, operation)
+
+
+def warn_of_losses(
+    result: None, attachment: "StorageAttachment", *, storage_backend: str, **settings: object
+) -> None:
+    """AFTER the storage's settings reach the cache, at start and at a run-time attachment."""
+    if storage_backend == BACKEND_NAME:
+        cache = attachment._cache
+        losses.warn(cache, cache.cache_controller.storage_backend.operation_timeout_seconds)

@@ -16,13 +16,19 @@ _NAMESPACE_BYTES = 16
 
 @dataclass(frozen=True)
 class Namespace:
-    """Everything besides the tokens that the bytes of a page depend on."""
+    """Everything besides the tokens that the bytes of a page depend on.
+
+    Args:
+        dtypes: of the values, also where SGLang stores them as plain bytes.
+        page_slots: indices per page.
+        component_bytes: size of each component of a page.
+    """
 
     model: str
-    dtype: str
+    dtypes: tuple[str, ...]
     layout: str
-    page_size_tokens: int
-    page_bytes: int
+    page_slots: int
+    component_bytes: tuple[int, ...]
     tp_rank: int
     tp_size: int
     cp_rank: int
@@ -38,6 +44,11 @@ class Namespace:
 def page_key(page_hash: str, namespace: bytes) -> BlockKey:
     """Key of a page from SGLang's hexadecimal page hash."""
     return BlockKey(bytes.fromhex(page_hash) + namespace)
+
+
+def namespace_of(key: bytes) -> bytes:
+    """The namespace that a key was made in."""
+    return key[-_NAMESPACE_BYTES:]
 
 
 def event_hash(key: bytes) -> int:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the pages of a HiCache host pool lie in memory, as KVCR wants to be told.
 
-A page-first host pool keeps one dense block per component (K, V, ...) of a page. Addresses and
-sizes are read from the pool's own ``get_page_buffer_meta``, never computed from its shape.
+A page-first host pool keeps one dense block per component of a page: K and V, or the temporal and
+the convolution states of Mamba. Addresses and sizes are read from the pool's own
+``get_page_buffer_meta``, never computed from its shape.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -17,17 +17,22 @@ from .errors import ConfigError
 
 SUPPORTED_LAYOUTS = ("page_first", "page_first_direct")
 
+_PROBED_PAGES = 3
+
 
 class HostPool(Protocol):
-    """What is used of SGLang's ``HostKVCache``."""
+    """What is used of SGLang's host pools."""
 
     layout: str
     page_size: int
-    page_num: int
+    size: int
     dtype: torch.dtype
 
-    def get_page_buffer_meta(self, indices: torch.Tensor) -> tuple[list[int], list[int]]:
-        """Addresses and sizes, in bytes, of the components of the pages at token indices."""
+    def get_page_buffer_meta(self, indices: torch.Tensor) -> tuple[list[int], list[int]] | None:
+        """Addresses and sizes, in bytes, of the components of the pages at slot indices.
+
+        Page by page; None from a logical anchor, whose pages have no bytes.
+        """
 
 
 @dataclass(frozen=True)
@@ -40,24 +45,52 @@ class Component:
     size_bytes: int
     count: int
 
+    @classmethod
+    def named(
+        cls, name: str, address: int, stride_bytes: int, size_bytes: int, count: int
+    ) -> "Component":
+        """A component labelled so that all components of one size share a KVCR pool."""
+        return cls(f"{size_bytes}B:{name}", address, stride_bytes, size_bytes, count)
+
     @property
     def block_pool(self) -> str:
         """Name of the KVCR pool that this component's blocks live in."""
         return self.label.partition(":")[0]
 
+    def region(self) -> RegionDescriptor:
+        """The registration of this component's memory."""
+        return RegionDescriptor(
+            addr=self.address,
+            stride=self.stride_bytes,
+            count=self.count,
+            size=self.size_bytes,
+            label=self.label,
+        )
+
 
 @dataclass(frozen=True)
 class HostPages:
-    """All pages of one host pool."""
+    """All pages of one host pool; a logical anchor has no components.
+
+    Args:
+        name: SGLang's name of the pool.
+        page_slots: indices per page: tokens, or 1 where a page is one state.
+    """
 
     name: str
-    page_size_tokens: int
+    page_slots: int
     page_count: int
     components: tuple[Component, ...]
 
     @classmethod
     def of(cls, name: str, pool: HostPool) -> "HostPages":
-        """Describe a pool; raises ConfigError for a layout whose pages are not dense blocks."""
+        """Describe a pool; raises ConfigError for one whose pages are not dense, fixed blocks."""
+        _check_kind(name, pool)
+        page_count = pool.size // pool.page_size
+        probed = min(_PROBED_PAGES, page_count)
+        meta = _page_meta(pool, range(probed))
+        if meta is None:
+            return cls(name, pool.page_size, page_count, ())
         if pool.layout not in SUPPORTED_LAYOUTS:
             raise ConfigError(
                 "--hicache-mem-layout",
@@ -65,64 +98,44 @@ class HostPages:
                 " or ".join(SUPPORTED_LAYOUTS),
                 "Start the server with --hicache-mem-layout page_first.",
             )
-        addresses, sizes = _page_meta(pool, 0)
-        strides = [0] * len(sizes)
-        if pool.page_num > 1:
-            second, second_sizes = _page_meta(pool, 1)
-            last, _ = _page_meta(pool, pool.page_num - 1)
-            strides = [b - a for a, b in zip(addresses, second, strict=True)]
-            regular = sizes == second_sizes and last == [
-                address + stride * (pool.page_num - 1)
-                for address, stride in zip(addresses, strides, strict=True)
-            ]
-            if not regular or any(s < size for s, size in zip(strides, sizes, strict=True)):
-                raise ConfigError(
-                    "--hicache-mem-layout",
-                    pool.layout,
-                    f"a {name} pool whose pages are equally spaced",
-                    "This pool cannot be backed by KVCR.",
-                )
-        # KVCR's pools hold blocks of one size each.
-        block_pools = {
-            size: f"{name}.{i}" if len(set(sizes)) > 1 else name
-            for i, size in enumerate(dict.fromkeys(sizes))
-        }
-        components = tuple(
-            Component(f"{block_pools[size]}:{i}", address, stride, size, pool.page_num)
-            for i, (address, stride, size) in enumerate(zip(addresses, strides, sizes, strict=True))
+        pages = _split(meta, probed)
+        last = _split(_page_meta(pool, [page_count - 1]) or ([], []), 1)
+        first = pages[0]
+        strides = [b - a for (a, _), (b, _) in zip(first, pages[-1], strict=True)]
+        strides = [stride // max(probed - 1, 1) for stride in strides]
+
+        def expected(page: int) -> list[tuple[int, int]]:
+            moved = zip(first, strides, strict=True)
+            return [(address + page * stride, size) for (address, size), stride in moved]
+
+        dense = page_count == 1 or all(
+            stride >= size > 0 for (_, size), stride in zip(first, strides, strict=True)
         )
-        return cls(name, pool.page_size, pool.page_num, components)
+        regular = pages == [expected(i) for i in range(probed)] and last == [
+            expected(page_count - 1)
+        ]
+        if not first or not dense or not regular:
+            raise ConfigError(
+                "--hicache-mem-layout",
+                pool.layout,
+                f"a {name} pool of equally spaced pages",
+                f"Choose another backend: KVCR cannot hold pages of {type(pool).__name__}.",
+            )
+        components = tuple(
+            Component.named(f"{name}.{i}", address, stride, size, page_count)
+            for i, ((address, size), stride) in enumerate(zip(first, strides, strict=True))
+        )
+        return cls(name, pool.page_size, page_count, components)
+
+    @property
+    def is_logical(self) -> bool:
+        """Whether the pool only numbers pages whose bytes are in other pools."""
+        return not self.components
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over all its components."""
         return sum(component.size_bytes for component in self.components)
-
-    @cached_property
-    def block_pools(self) -> dict[str, int]:
-        """Block size in bytes of each KVCR pool that these pages need."""
-        return {component.block_pool: component.size_bytes for component in self.components}
-
-    def dram_pools(self, budget_bytes: int) -> dict[str, int]:
-        """How many bytes of a DRAM budget each KVCR pool gets: as many whole pages as fit."""
-        pages = budget_bytes // self.page_bytes
-        sizes = dict.fromkeys(self.block_pools, 0)
-        for component in self.components:
-            sizes[component.block_pool] += pages * component.size_bytes
-        return sizes
-
-    def regions(self) -> list[RegionDescriptor]:
-        """The registration of this pool's memory, one region per component."""
-        return [
-            RegionDescriptor(
-                addr=component.address,
-                stride=component.stride_bytes,
-                count=component.count,
-                size=component.size_bytes,
-                label=component.label,
-            )
-            for component in self.components
-        ]
 
     def references(self, agent: str, page: int) -> list[MemoryRef]:
         """References to every component of one page, by page index."""
@@ -131,25 +144,56 @@ class HostPages:
             for component in self.components
         ]
 
-    def page_indices(self, token_indices: torch.Tensor) -> Sequence[int]:
-        """Page index of each run of ``page_size_tokens`` token indices; shape [tokens] -> [pages].
+    def page_indices(self, slot_indices: torch.Tensor) -> Sequence[int]:
+        """Page index of each run of ``page_slots`` slot indices; shape [slots] -> [pages].
 
         Raises ValueError unless every run is one whole page of this pool.
         """
-        size = self.page_size_tokens
-        if token_indices.numel() % size:
-            raise ValueError(f"{token_indices.numel()} token indices are not whole pages of {size}")
-        runs = token_indices.reshape(-1, size)
+        size = self.page_slots
+        if slot_indices.numel() % size:
+            raise ValueError(f"{slot_indices.numel()} {self.name} indices are no pages of {size}")
+        runs = slot_indices.reshape(-1, size)
         first = runs[:, 0]
         whole = torch.equal(runs, first[:, None] + torch.arange(size, device=runs.device))
         if not whole or bool((first % size).any()):
-            raise ValueError("token indices do not form whole pages")
+            raise ValueError(f"{self.name} indices do not form whole pages")
         pages: list[int] = (first // size).tolist()
         if pages and not 0 <= min(pages) <= max(pages) < self.page_count:
-            raise ValueError(f"page indices reach beyond the {self.page_count} pages of the pool")
+            raise ValueError(f"page indices reach beyond the {self.page_count} {self.name} pages")
         return pages
 
 
-def _page_meta(pool: HostPool, page: int) -> tuple[list[int], list[int]]:
-    start = page * pool.page_size
-    return pool.get_page_buffer_meta(torch.arange(start, start + pool.page_size))
+def _check_kind(name: str, pool: HostPool) -> None:
+    """Refuse pools whose indices do not stand for bytes of this process at a fixed place."""
+    if getattr(pool, "dcp_size", 1) > 1:
+        raise ConfigError(
+            "--dcp-size", getattr(pool, "dcp_size", 1), "1", "Do not spread a page over ranks."
+        )
+    # From SGLang 0.5.21 on.
+    if getattr(pool, "shared_allocation_domain", None) is not None:
+        raise ConfigError(
+            "--enable-unified-memory",
+            "set",
+            "unset",
+            f"Unset it: the pages of the {name} pool would move while KVCR writes to them.",
+        )
+    if getattr(pool, "_is_dummy", False):
+        raise ConfigError(
+            "--hicache-storage-backend",
+            "kvcr",
+            "host pools of every rank's own",
+            f"The {name} pool of this rank has no memory: choose another backend.",
+        )
+
+
+def _page_meta(pool: HostPool, pages: Sequence[int]) -> tuple[list[int], list[int]] | None:
+    slots = torch.arange(pool.page_size)
+    starts = torch.tensor([page * pool.page_size for page in pages])
+    return pool.get_page_buffer_meta((starts[:, None] + slots).reshape(-1))
+
+
+def _split(meta: tuple[list[int], list[int]], pages: int) -> list[list[tuple[int, int]]]:
+    """Address and size of each component, page by page."""
+    blocks = list(zip(*meta, strict=True))
+    per_page = len(blocks) // pages
+    return [blocks[i * per_page : (i + 1) * per_page] for i in range(pages)]

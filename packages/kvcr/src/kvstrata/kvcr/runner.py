@@ -9,80 +9,42 @@ asked of it, and hands every completion to the caller that started the operation
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+from contextlib import contextmanager
 
-from kvcr import KVCR, KVCRBindings
-from kvcr.config import KVCRBackendConfigs, KVCRConfig, LocalDramOptions
-from kvcr.control_channels import ZmqPeerControlChannel
 from kvcr.types import (
     BlockKey,
     CacheTier,
+    InventoryEvent,
     MemoryRef,
     OpEntryResult,
     OpHandle,
-    PinRequestId,
-    PinResult,
     QueryStatus,
+    ReleaseHandle,
     TransferError,
 )
 
 from .dram import DramTier
-from .errors import StartupError
-from .hints import Endpoint, Hint
-from .keys import PageKeys, event_hash
-from .layout import HostPages
+from .endpoints import Endpoint
+from .errors import ConfigError
+from .hints import Hint
+from .instance import Deadlines, RunnerAddress, retain, start_kvcr
+from .keys import event_hash, namespace_of
+from .pools import HostPools
+from .preflight import check_port_free
 
 logger = logging.getLogger(__name__)
 
 _BUSY_POLL_SECONDS = 0.0005
 _IDLE_POLL_SECONDS = 0.008
 _SOURCE_CHECK_SECONDS = 1.0
-
-_retained: list[object] = []
-"""Memory that native code may still touch; kept until the process ends."""
+_RELEASE_SECONDS = 5.0
 
 Blocks = Mapping[BlockKey, list[MemoryRef]]
 Results = Mapping[BlockKey, OpEntryResult]
-
-
-@dataclass(frozen=True)
-class RunnerAddress:
-    """Where one rank is reached."""
-
-    agent: str
-    bind_host: str
-    advertise_host: str
-    control_port: int
-    nixl_port: int
-
-
-@dataclass(frozen=True)
-class Deadlines:
-    """When KVCR cancels an operation, and when it gives a cancelled one up."""
-
-    operation_seconds: float
-    abandon_seconds: float
-
-
-class _NoFrameworkPages:
-    """Declines every request to pin a host page: only KVCR's own DRAM is offered to peers."""
-
-    def __init__(self) -> None:
-        self._last = 0
-        self._declined: list[tuple[PinRequestId, PinResult]] = []
-
-    def request(self, keys: Iterable[BlockKey]) -> PinRequestId:
-        del keys
-        self._last += 1
-        self._declined.append((PinRequestId(self._last), None))
-        return PinRequestId(self._last)
-
-    def poll(self) -> Iterable[tuple[PinRequestId, PinResult]]:
-        declined, self._declined = self._declined, []
-        return declined
 
 
 class Runner:
@@ -90,39 +52,49 @@ class Runner:
 
     Args:
         address: where peers reach this rank.
-        pages: the host pages that operations may name.
+        pools: the host pools whose pages operations may name.
         dram_bytes: DRAM for KVCR's own copies.
         deadlines: see `Deadlines`.
         is_gone: whether the process behind a control endpoint has certainly ended.
         end_worker: called when native code may still write to host pages that were given up. It
             must end the process: going on would hand the pages to another request.
 
-    Raises StartupError when KVCR does not come up.
+    Raises ConfigError for a DRAM budget that is too small or too large, StartupError when KVCR does
+    not come up.
     """
 
     def __init__(
         self,
         address: RunnerAddress,
-        pages: HostPages,
+        pools: HostPools,
         dram_bytes: int,
         deadlines: Deadlines,
         is_gone: Callable[[Endpoint], bool],
         end_worker: Callable[[str], None],
     ) -> None:
         self.address = address
-        self.pages = pages
-        self._deadlines = deadlines
+        self.pools = pools
+        self.tier_pages = pools.tier_pages(dram_bytes)
+        self.deadlines = deadlines
         self._is_gone = is_gone
         self._end_worker = end_worker
-        self._dram = DramTier(pages.dram_pools(dram_bytes))
-        self._lock = threading.Lock()
+        self._dram = DramTier(pools.tier_bytes(dram_bytes), deadlines.startup_seconds)
+        self._lock = threading.RLock()
         self._wake = threading.Event()
         self._closing = False
         self._failure: BaseException | None = None
         self._pending: dict[OpHandle, Future[Results]] = {}
         self._uncertain: dict[OpHandle, float] = {}
+        self._held: Counter[bytes] = Counter()
         self._hint_serial = 0
-        self._kvcr = self._start()
+        self._kvcr = start_kvcr(
+            address,
+            pools,
+            self._dram,
+            deadlines,
+            self._on_resilience_event,
+            self._on_inventory_event,
+        )
         self._poller = threading.Thread(target=self._drain, name="kvcr-poller", daemon=True)
         self._poller.start()
 
@@ -132,38 +104,66 @@ class Runner:
         return self._failure is None and not self._closing
 
     def query(self, keys: Sequence[BlockKey], hint: Hint | None) -> list[CacheTier | None]:
-        """Where each page can be had from now: own DRAM, a peer by the hint, or nowhere."""
+        """Where each page can be had from: own DRAM, a peer by the hint, or nowhere.
+
+        A page on its way to own DRAM counts as there: whoever delivers it waits for it.
+        """
         with self._lock:
             if not self.alive:
                 return [None] * len(keys)
-            name = self._submit_hint(keys, hint)
-            try:
+            with self._hinted(keys, hint) as name:
                 found = self._kvcr.query(keys, name)
-            finally:
-                self._discard_hint(name)
-        usable = (QueryStatus.HIT, QueryStatus.FETCHABLE)
-        return [tier if status in usable else None for status, tier in found]
+        return [None if status is QueryStatus.MISS else tier for status, tier in found]
 
     def deposit(self, blocks: Blocks) -> list[bool]:
         """Copy host pages into KVCR's DRAM; whether each page is held there afterwards."""
-        return self._run(blocks, lambda: self._kvcr.deposit(blocks))
+        return _successes(blocks, self._run(lambda: self._kvcr.deposit(blocks)))
 
     def deliver(self, blocks: Blocks, hint: Hint | None) -> list[bool]:
         """Fill host pages from own DRAM or the hint's source; whether each was filled.
 
         Returns once no native code touches the pages any more.
         """
-        with self._lock:
-            name = self._submit_hint(list(blocks), hint)
-        try:
+        with self._hinted(list(blocks), hint) as name:
             source = hint.source if hint and name else None
-            return self._run(blocks, lambda: self._kvcr.deliver(blocks, name), source)
-        finally:
-            with self._lock:
-                self._discard_hint(name)
+            results = self._run(lambda: self._kvcr.deliver(blocks, name), source)
+        return _successes(blocks, results)
+
+    def fetch(
+        self, keys: Sequence[BlockKey], layout: Sequence[str], hint: Hint | None
+    ) -> dict[BlockKey, ReleaseHandle]:
+        """Claim pages of one layout in own DRAM, brought there from the hint's source if need be.
+
+        Exposes no host page. Returns a claim for each page that is there now; a claimed page stays
+        until its claim is released.
+        """
+        with self._hinted(keys, hint) as name:
+            results = self._run(lambda: self._kvcr.fetch(keys, name, list(layout)))
+        return {
+            key: result.release_handle
+            for key, result in results.items()
+            if result.success and result.release_handle is not None
+        }
+
+    def release(self, claims: Collection[ReleaseHandle]) -> None:
+        """Give claims back."""
+        with self._lock:
+            if self._failure is None and claims:
+                self._kvcr.release(claims)
+
+    def capacity(self, layout: Sequence[str]) -> int:
+        """How many pages of a layout the whole DRAM tier holds at most."""
+        parts = Counter(label.partition(":")[0] for label in layout)
+        sizes = self.pools.block_pools
+        slots = {name: size // sizes[name] for name, _, size in self._dram.pools}
+        return min(slots[name] // count for name, count in parts.items())
+
+    def held(self, namespace: bytes) -> int:
+        """How many pages of a namespace the DRAM tier holds."""
+        return self._held[namespace]
 
     def close(self) -> None:
-        """Stop; pages stay registered until this returns. Idempotent."""
+        """Stop; pages stay registered and ports taken until this returns. Idempotent."""
         with self._lock:
             if self._closing:
                 return
@@ -176,75 +176,61 @@ class Runner:
         try:
             self._kvcr.close()
         except Exception as error:  # noqa: BLE001 - KVCR re-raises what its threads met
-            _retained.append((self._kvcr, self._dram))
+            retain(self._kvcr, self._dram)
             logger.error("kvcr did not close cleanly, its memory is kept: %s", error)
+            return
+        # ZeroMQ closes its listener on a thread of its own, some time after it was told to.
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while not self._ports_are_free() and time.monotonic() < deadline:
+            time.sleep(_BUSY_POLL_SECONDS)
 
-    def _start(self) -> KVCR:
-        pins = _NoFrameworkPages()
+    def _ports_are_free(self) -> bool:
         address = self.address
         try:
-            return KVCR(
-                KVCRConfig(
-                    nixl_agent_name=address.agent,
-                    pool_layouts=list(self.pages.block_pools.items()),
-                    operation_timeout_ms=round(self._deadlines.operation_seconds * 1000),
-                    abandon_timeout_ms=round(self._deadlines.abandon_seconds * 1000),
-                    nixl_listen_port=address.nixl_port,
-                ),
-                KVCRBindings(
-                    request_pin=pins.request,
-                    poll_pin_results=pins.poll,
-                    release_pin=lambda handle: True,
-                    framework_control=ZmqPeerControlChannel(
-                        address.bind_host, address.control_port, address.advertise_host
-                    ),
-                    key_adapter=PageKeys(),
-                    on_resilience_event=self._on_resilience_event,
-                ),
-                KVCRBackendConfigs(
-                    framework_regions=self.pages.regions(),
-                    local_dram=LocalDramOptions(pools=self._dram.pools),
-                ),
-            )
-        except Exception as error:  # KVCR raises what its progress thread met, of any type
-            _retained.append(self._dram)
-            raise StartupError(f"KVCR did not start on {address}: {error}") from error
+            check_port_free("control_port", address.bind_host, address.control_port)
+            check_port_free("nixl_port", "", address.nixl_port)
+        except ConfigError:
+            return False
+        return True
 
-    def _submit_hint(self, keys: Sequence[BlockKey], hint: Hint | None) -> str | None:
-        if hint is None or not self.alive:
-            return None
-        hashes = [h for h in map(event_hash, keys) if h in hint.hashes]
-        if not hashes:
-            return None
-        self._hint_serial += 1
-        name = f"{self.address.agent}/{self._hint_serial}"
-        self._kvcr.submit_hint(hint.fetch_message(hashes), name)
-        return name
+    @contextmanager
+    def _hinted(self, keys: Sequence[BlockKey], hint: Hint | None) -> Iterator[str | None]:
+        """A name under which KVCR knows the hint for some of these pages, or None; forgotten after.
 
-    def _discard_hint(self, name: str | None) -> None:
-        if name is not None:
-            self._kvcr.discard_hint(name)
+        Only the pages of this call are named: KVCR would ask the source for any other as well.
+        """
+        hashes = {h for h in map(event_hash, keys) if h in hint.hashes} if hint else set()
+        if hint is None or not hashes:
+            yield None
+            return
+        with self._lock:
+            self._hint_serial += 1
+            name = f"{self.address.agent}/{self._hint_serial}"
+            if self.alive:
+                self._kvcr.submit_hint(hint.fetch_message(hashes), name)
+        try:
+            yield name
+        finally:
+            with self._lock:
+                self._kvcr.discard_hint(name)
 
-    def _run(
-        self, blocks: Blocks, start: Callable[[], OpHandle], source: Endpoint | None = None
-    ) -> list[bool]:
+    def _run(self, start: Callable[[], OpHandle], source: Endpoint | None = None) -> Results:
+        """Start an operation and wait for its end; empty if it cannot be started."""
         future: Future[Results] = Future()
         with self._lock:
             if not self.alive:
-                return [False] * len(blocks)
+                return {}
             handle = start()
             self._pending[handle] = future
         self._wake.set()
         source_died = False
         while True:
             try:
-                results = future.result(_SOURCE_CHECK_SECONDS if source else None)
+                return future.result(_SOURCE_CHECK_SECONDS if source else None)
             except FutureTimeoutError:
                 source_died = source_died or (source is not None and self._is_gone(source))
                 if source_died:
                     self._settle(handle)
-            else:
-                return [key in results and results[key].success for key in blocks]
 
     def _settle(self, handle: OpHandle) -> None:
         """Let go of an uncertain operation: past the abandon deadline, of a source that ended."""
@@ -280,10 +266,19 @@ class Runner:
         if "framework" not in owners | {event.destination_owner}:
             return
         if event.state == "uncertain":
-            grace = self._deadlines.abandon_seconds
+            grace = self.deadlines.abandon_seconds
             self._uncertain[event.op_handle] = time.monotonic() + grace
         elif self._uncertain.pop(event.op_handle, None) is not None:
             self._complete(event.op_handle, {})
+
+    def _on_inventory_event(self, event: InventoryEvent) -> None:
+        # Runs inside calls of KVCR, under the lock.
+        if event.tier is CacheTier.LOCAL_G2:
+            change = Counter(map(namespace_of, event.keys))
+            if event.removed:
+                self._held.subtract(change)
+            else:
+                self._held.update(change)
 
     def _end_if_uncertain(self) -> None:
         now = time.monotonic()
@@ -296,7 +291,7 @@ class Runner:
             )
 
     def _fail(self, error: BaseException) -> None:
-        _retained.append((self._kvcr, self._dram))
+        retain(self._kvcr, self._dram)
         with self._lock:
             self._failure = error
             pending, self._pending = self._pending, {}
@@ -307,3 +302,7 @@ class Runner:
             )
         for future in pending.values():
             future.set_result({})
+
+
+def _successes(blocks: Blocks, results: Results) -> list[bool]:
+    return [key in results and results[key].success for key in blocks]

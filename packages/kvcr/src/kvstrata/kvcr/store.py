@@ -5,83 +5,56 @@ SGLang's storage threads die on an exception and leave the other ranks waiting. 
 in a call is a miss for every page of that call, logged once, and never an exception.
 """
 
-import functools
 import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
-from typing import Concatenate, ParamSpec, TypeVar
+from collections.abc import Sequence
 
 import torch
-from kvcr.types import BlockKey, CacheTier, MemoryRef
 from sglang.srt.mem_cache.hicache_storage import (
-    HiCacheStorage,
     HiCacheStorageConfig,
     HiCacheStorageExtraInfo,
+    PoolHitPolicy,
+    PoolTransfer,
+    PoolTransferResult,
 )
+from sglang.srt.runtime_context import get_spec
 
 from . import nixl_thread
 from .activation import activate
+from .batch import PoolPages
+from .boundaries import PoolPresence, legal_boundaries
 from .config import KvcrConfig
+from .contract import Contained, ZeroCopyStorage
+from .endpoints import Endpoint, EndpointPolicy
 from .errors import ConfigError
-from .hints import Endpoint, Hint, HintPolicy, carried
-from .identity import model_identity
-from .keys import Namespace, page_key
+from .hints import Hint, HintPolicy, carried
+from .identity import Weights, value_types
+from .instance import Deadlines, RunnerAddress
+from .keys import Namespace
 from .layout import HostPages, HostPool
+from .losses import Discards
+from .metrics import recorder_for
 from .peers import PeerProbe
+from .pools import HostPools
 from .preflight import check_port_free
-from .runner import Blocks, Deadlines, Runner, RunnerAddress
+from .runner import Runner
+from .session import Peer, Session
+from .topology import check_topology, rank_of
 from .worker import end_worker
 
 logger = logging.getLogger(__name__)
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 _KV = "kv"
+"""SGLang's name of the pool that the calls of the first version mean."""
 
 
-def _contained(
-    miss: Callable[_P, _R],
-) -> Callable[
-    [Callable[Concatenate["KvcrStore", _P], _R]], Callable[Concatenate["KvcrStore", _P], _R]
-]:
-    """Make a method return what `miss` returns for the same arguments instead of raising."""
+class KvcrStore(ZeroCopyStorage):
+    """KVCR as storage of one rank's pages, in all of its host pools.
 
-    def decorate(
-        method: Callable[Concatenate["KvcrStore", _P], _R],
-    ) -> Callable[Concatenate["KvcrStore", _P], _R]:
-        @functools.wraps(method)
-        def wrapper(self: "KvcrStore", /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-            try:
-                return method(self, *args, **kwargs)
-            except Exception:  # SGLang's storage threads do not survive any exception
-                logger.exception("kvcr %s failed, taken for a miss", method.__name__)
-                return miss(*args, **kwargs)
-
-        return wrapper
-
-    return decorate
-
-
-def _no_hint(raw: object) -> Hint | None:
-    return None
-
-
-def _no_prefix(keys: Sequence[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
-    return 0
-
-
-def _no_pages(
-    keys: Sequence[str],
-    host_indices: torch.Tensor,
-    extra_info: HiCacheStorageExtraInfo | None = None,
-) -> list[bool]:
-    return [False] * len(keys)
-
-
-class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
-    """KVCR as storage of one rank's KV pages.
+    Register the pools, then `start`. From then on nothing raises, except that a pool which is
+    registered too late is refused.
 
     Args:
         storage_config: SGLang's description of this rank; its ``extra_config`` holds the
@@ -94,76 +67,113 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
     def __init__(self, storage_config: HiCacheStorageConfig, model_path: str) -> None:
         self._config = KvcrConfig.parse(storage_config.extra_config or {})
         self._topology = storage_config
-        _check_topology(storage_config)
+        check_topology(storage_config)
         if not self._config.nixl_progress_thread:
             activate(nixl_thread.SEAMS)
-        self._model = self._config.model_id or model_identity(model_path)
-        self._rank = _rank_of(storage_config)
+        draft_path = get_spec().speculative_draft_model_path
+        self._weights = Weights.of(model_path, draft_path, self._config.model_id)
+        self._rank = rank_of(storage_config)
         advertised = self._config.advertise_host or self._config.bind_host
         self._own = Endpoint(advertised, self._config.control_port)
-        self._hints = HintPolicy(self._config.trust_request_hints, self._config.allowed_peers)
-        self._probe = PeerProbe(self._config.peer_probe_timeout_seconds)
-        self._runner: Runner | None = None
-        self._namespace = b""
+        self._hints = HintPolicy(
+            self._config.trust_request_hints,
+            EndpointPolicy(self._config.allowed_peers, advertised),
+        )
+        self._recorder = recorder_for(storage_config)
+        self._probe = PeerProbe(self._config.peer_probe_timeout_seconds, self._recorder)
+        self.discards = Discards(self._recorder)
+        self.operation_timeout_seconds = self._config.operation_timeout_seconds
+        self._host_pools: dict[str, HostPool] = {}
+        self._session: Session | None = None
+        self._has_stored = False
 
     # Lifetime
 
     def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:
-        """Register the KV host pool and start KVCR on it."""
+        """Register the KV host pool, or the logical anchor in its place."""
         super().register_mem_pool_host(mem_pool_host)
-        pages = HostPages.of(_KV, mem_pool_host)
-        topology = self._topology
-        self._namespace = Namespace(
-            model=self._model,
-            dtype=str(mem_pool_host.dtype),
-            layout=mem_pool_host.layout,
-            page_size_tokens=pages.page_size_tokens,
-            page_bytes=pages.page_bytes,
+        self._register(_KV, mem_pool_host)
+
+    def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: str) -> None:
+        """Register a host pool by SGLang's name.
+
+        A pool that comes after `start` makes KVCR start anew with it; raises ConfigError if pages
+        have been stored by then, and whatever `start` raises.
+        """
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        self._register(str(host_pool_name), host_pool)
+
+    def _register(self, name: str, pool: HostPool) -> None:
+        if self._host_pools.get(name) is pool:
+            return
+        if name in self._host_pools:
+            raise ConfigError(
+                "--hicache-storage-backend",
+                "kvcr",
+                "one host pool of each name",
+                f"Another {name} pool is registered: choose another backend.",
+            )
+        if self._has_stored:
+            raise ConfigError(
+                "--hicache-storage-backend",
+                "kvcr",
+                "host pools that are registered before the first page is stored",
+                f"The {name} pool came later: attach the backend after it exists.",
+            )
+        self._host_pools[name] = pool
+        if self._session is not None:
+            self.close()
+            self.start()
+
+    def start(self) -> None:
+        """Start KVCR on all pools registered so far; does nothing if it runs.
+
+        Raises ConfigError for pools, sizes or ports that cannot be used, and StartupError if KVCR
+        does not come up.
+        """
+        if self._session is not None:
+            return
+        pools = HostPools.of(HostPages.of(name, pool) for name, pool in self._host_pools.items())
+        runner = self._start_runner(pools)
+        namespaces = {pages.name: self._namespace(pages) for pages in pools.physical}
+        self._session = Session(
+            runner, namespaces, self._config.peer_restore_mode, self._probe, self._recorder
+        )
+        self._has_stored = False
+
+    def close(self) -> None:
+        """Stop KVCR; SGLang calls this when the backend is detached."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.runner.close()
+
+    def clear(self) -> None:
+        """Forget every page. KVCR has no such call, so it is started anew on the same memory."""
+        if self._session is not None:
+            with self._contained("clear"):
+                self.close()
+                self.start()
+
+    def _namespace(self, pages: HostPages) -> bytes:
+        pool, topology = self._host_pools[pages.name], self._topology
+        return Namespace(
+            model=self._weights.behind(pages.name, pool),
+            dtypes=value_types(pool),
+            layout=pool.layout,
+            page_slots=pages.page_slots,
+            component_bytes=tuple(component.size_bytes for component in pages.components),
             tp_rank=topology.tp_rank,
             tp_size=topology.tp_size,
             cp_rank=topology.attn_cp_rank,
             cp_size=topology.attn_cp_size,
-            pool=_KV,
+            pool=pages.name,
         ).digest()
-        self._runner = self._start_runner(pages)
 
-    def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: str) -> None:
-        """Accept the KV pool, which is registered already; raises ConfigError for any other."""
-        if host_pool is not self.mem_pool_host:
-            raise ConfigError(
-                "--hicache-storage-backend",
-                "kvcr",
-                "models whose only host pool is kv",
-                f"This model also has the pool {str(host_pool_name)!r}: choose another backend.",
-            )
-        super().register_mem_host_pool_v2(host_pool, host_pool_name)
-
-    def close(self) -> None:
-        """Stop KVCR; SGLang calls this when the backend is detached."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.close()
-
-    def clear(self) -> None:
-        """Forget every page. KVCR has no such call, so it is started anew on the same memory."""
-        runner = self._runner
-        if runner is None:
-            return
-        self.close()
-        self._runner = self._start_runner(runner.pages)
-
-    def _start_runner(self, pages: HostPages) -> Runner:
+    def _start_runner(self, pools: HostPools) -> Runner:
         config, rank = self._config, self._rank
         control_port, nixl_port = config.control_port + rank, config.nixl_port + rank
         check_port_free("control_port", config.bind_host, control_port)
         check_port_free("nixl_port", "", nixl_port)
-        if pages.page_bytes > config.dram_bytes:
-            raise ConfigError(
-                "dram_bytes",
-                config.dram_bytes,
-                f"at least one page of {pages.page_bytes} bytes",
-                "Raise dram_bytes; a useful tier holds many thousand pages.",
-            )
         started = time.monotonic()
         runner = Runner(
             RunnerAddress(
@@ -173,171 +183,170 @@ class KvcrStore(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
                 control_port=control_port,
                 nixl_port=nixl_port,
             ),
-            pages,
+            pools,
             config.dram_bytes,
-            Deadlines(config.operation_timeout_seconds, config.abandon_timeout_seconds),
+            Deadlines(
+                config.operation_timeout_seconds,
+                config.abandon_timeout_seconds,
+                config.startup_timeout_seconds,
+            ),
             self._probe.is_gone,
             end_worker,
         )
         logger.info(
-            "kvcr ready endpoint=%s pages=%d page_bytes=%d dram_bytes=%d seconds=%.2f",
+            "kvcr ready endpoint=%s pages=%d page_bytes=%d dram_bytes=%d seconds=%.2f pools=%s",
             self._own.of_rank(rank),
-            pages.page_count,
-            pages.page_bytes,
+            max(pages.page_count for pages in pools.physical),
+            sum(pages.page_bytes for pages in pools.physical),
             config.dram_bytes,
             time.monotonic() - started,
+            ",".join(f"{name}:{pages}" for name, pages in runner.tier_pages.items()),
         )
         return runner
 
     # Hints
 
-    @_contained(_no_hint)
     def accept_hint(self, raw: object) -> Hint | None:
         """The hint that came with a request, if this server follows it; never raises."""
-        return self._hints.accept(raw)
+        with self._contained("reading a hint"):
+            return self._hints.accept(raw)
+        return None
 
-    def _peer_hint(self, hint: object) -> Hint | None:
-        """A hint aimed at this rank's counterpart on its source, if that can be asked now."""
+    def _peer(self) -> Peer:
+        """The current hint, aimed at this rank's counterpart on its source if that is reachable."""
+        hint = carried()
         if not isinstance(hint, Hint) or hint.source == self._own:
-            return None
+            return Peer()
         source = hint.source.of_rank(self._rank)
         if not self._probe.reachable(source):
             logger.warning("kvcr peer unreachable endpoint=%s, restoring locally", source)
-            return None
-        return Hint(source, hint.hashes)
+            return Peer(absence="unreachable")
+        return Peer(Hint(source, hint.hashes))
 
-    # Pages
+    # Queries
 
-    @_contained(_no_prefix)
     def batch_exists(
         self, keys: Sequence[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
-        """How many leading pages can be had from own DRAM or the current hint's source."""
-        runner = self._runner
-        if runner is None:
-            return 0
-        hint = self._peer_hint(carried())
-        tiers = runner.query([page_key(key, self._namespace) for key in keys], hint)
-        return next((i for i, tier in enumerate(tiers) if tier is None), len(tiers))
+        """How many leading KV pages can be had; none of a logical anchor, which proves nothing."""
+        pages: int = self.batch_exists_v2(keys).kv_hit_pages
+        return pages
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
 
-    @_contained(_no_pages)
+    def batch_exists_v2(
+        self,
+        keys: Sequence[str],
+        pool_transfers: Sequence[PoolTransfer] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> PoolTransferResult:
+        """Which prefixes of the pages can be had in every pool that needs them.
+
+        ``restorable_prefix_pages`` holds all legal lengths, ``kv_hit_pages`` the longest, and
+        ``extra_pool_hit_pages`` the longest that KV and one other pool would allow.
+        """
+        with self._contained("query", len(keys)):
+            if session := self._running(len(keys)):
+                return self._query(session, keys, pool_transfers or ())
+        return PoolTransferResult(0, {}, [])
+
+    def _query(
+        self, session: Session, hashes: Sequence[str], transfers: Sequence[PoolTransfer]
+    ) -> PoolTransferResult:
+        windows = {_KV: None} | {str(t.name): _window_pages(t) for t in transfers}
+        peer = self._peer()
+        required = {
+            name: PoolPresence(pages, windows[name])
+            for name, pages in session.presence(list(windows), hashes, peer).items()
+        }
+        legal = legal_boundaries(len(hashes), required.values())
+        longest = max(legal, default=0)
+        if longest < len(hashes):
+            self._recorder.missed(peer.absence, pages=len(hashes) - longest)
+        kv = {name: presence for name, presence in required.items() if name == _KV}
+        extra = {
+            name: max(legal_boundaries(len(hashes), (kv | {name: presence}).values()), default=0)
+            for name, presence in required.items()
+            if name != _KV
+        }
+        return PoolTransferResult(longest, extra, legal)
+
+    # Pages
+
     def batch_get_v1(
         self,
         keys: Sequence[str],
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Fill host pages; whether each page was filled. A page that was not holds no data."""
-        runner = self._runner
-        if runner is None:
-            return [False] * len(keys)
-        started = time.monotonic()
-        blocks = self._blocks(runner, keys, host_indices)
-        hint = self._peer_hint(carried())
-        tiers = runner.query(list(blocks), hint)
-        # Beside a page that nobody has, KVCR would fail the pages that somebody has.
-        found = {
-            key: references
-            for (key, references), tier in zip(blocks.items(), tiers, strict=True)
-            if tier is not None
-        }
-        filled = dict(zip(found, runner.deliver(found, hint), strict=True)) if found else {}
-        results = [filled.get(key, False) for key in blocks]
-        sources = [tier for tier, restored in zip(tiers, results, strict=True) if restored]
-        logger.info(
-            "kvcr restore pages=%d restored=%d from_dram=%d from_peer=%d peer=%s bytes=%d ms=%.1f",
-            len(keys),
-            sum(results),
-            sources.count(CacheTier.LOCAL_G2),
-            sources.count(CacheTier.REMOTE_G2),
-            hint.source if hint else None,
-            sum(results) * runner.pages.page_bytes,
-            (time.monotonic() - started) * 1000,
-        )
-        return results
+        """Fill KV host pages; whether each page was filled. A page that was not holds no data."""
+        with self._contained("restore", len(keys)):
+            if session := self._running(len(keys)):
+                return session.restore([PoolPages(_KV, keys, host_indices)], self._peer())[_KV]
+        return [False] * len(keys)
 
-    @_contained(_no_pages)
+    def batch_get_v2(
+        self,
+        transfers: Sequence[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> dict[str, list[bool]]:
+        """Fill host pages of several pools at once; per pool, whether each page was filled."""
+        nothing = _no_pages(transfers)
+        pages = sum(map(len, nothing.values()))
+        with self._contained("restore", pages):
+            if session := self._running(pages):
+                return session.restore(_pool_pages(transfers), self._peer())
+        return nothing
+
     def batch_set_v1(
         self,
         keys: Sequence[str],
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Copy host pages into KVCR's DRAM; whether each page is held there."""
-        runner = self._runner
-        if runner is None:
-            return [False] * len(keys)
-        started = time.monotonic()
-        results = runner.deposit(self._blocks(runner, keys, host_indices))
-        logger.info(
-            "kvcr backup pages=%d held=%d bytes=%d ms=%.1f",
-            len(keys),
-            sum(results),
-            sum(results) * runner.pages.page_bytes,
-            (time.monotonic() - started) * 1000,
-        )
-        return results
+        """Copy KV host pages into KVCR's DRAM; whether each page is held there."""
+        with self._contained("backup"):
+            if session := self._running():
+                self._has_stored = True
+                return session.back_up([PoolPages(_KV, keys, host_indices)])[_KV]
+        return [False] * len(keys)
 
-    def _blocks(self, runner: Runner, keys: Sequence[str], host_indices: torch.Tensor) -> Blocks:
-        page_indices = runner.pages.page_indices(host_indices)
-        if len(page_indices) != len(keys):
-            raise ValueError(f"{len(keys)} keys for {len(page_indices)} host pages")
-        blocks: dict[BlockKey, list[MemoryRef]] = {
-            page_key(key, self._namespace): runner.pages.references(runner.address.agent, page)
-            for key, page in zip(keys, page_indices, strict=True)
-        }
-        if len(blocks) != len(keys):
-            raise ValueError(f"{len(keys) - len(blocks)} pages are named twice")
-        return blocks
+    def batch_set_v2(
+        self,
+        transfers: Sequence[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> dict[str, list[bool]]:
+        """Copy host pages of several pools into KVCR's DRAM; per pool, whether each is held."""
+        with self._contained("backup"):
+            if session := self._running():
+                self._has_stored = True
+                return session.back_up(_pool_pages(transfers))
+        return _no_pages(transfers)
 
-    # The one-page calls of the contract, which the zero-copy path never makes.
+    def _running(self, asked_pages: int = 0) -> Session | None:
+        if self._session is None and asked_pages:
+            self._recorder.missed("stopped", pages=asked_pages)
+        return self._session
 
-    def get(self, key: str, target_location: object = None, target_sizes: object = None) -> None:
+    def _contained(self, call: str, asked_pages: int = 0) -> Contained:
+        def count() -> None:
+            if asked_pages:
+                self._recorder.missed("error", pages=asked_pages)
+
+        return Contained(call, count)
+
+
+def _window_pages(transfer: PoolTransfer) -> int | None:
+    """How many pages before a boundary a pool needs; SGLang sends one key for each of them."""
+    if transfer.hit_policy != PoolHitPolicy.TRAILING_PAGES:
         return None
-
-    def batch_get(
-        self, keys: Sequence[str], target_locations: object = None, target_sizes: object = None
-    ) -> list[None]:
-        return [None] * len(keys)
-
-    def set(
-        self,
-        key: str,
-        value: object = None,
-        target_location: object = None,
-        target_sizes: object = None,
-    ) -> bool:
-        return False
-
-    def batch_set(
-        self,
-        keys: Sequence[str],
-        values: object = None,
-        target_locations: object = None,
-        target_sizes: object = None,
-    ) -> bool:
-        return False
+    return max(1, len(transfer.keys or ()))
 
 
-def _check_topology(config: HiCacheStorageConfig) -> None:
-    if config.pp_size > 1:
-        raise ConfigError(
-            "--pp-size", config.pp_size, "1", "Pipeline parallelism is not supported by kvcr."
-        )
-    if config.should_split_heads:
-        raise ConfigError(
-            "tp_lcm_size",
-            config.tp_lcm_size,
-            "unset, with equal TP on all replicas",
-            "Heads split over different TP sizes are not supported by kvcr.",
-        )
+def _pool_pages(transfers: Sequence[PoolTransfer]) -> list[PoolPages]:
+    return [PoolPages(str(t.name), t.keys or (), t.host_indices) for t in transfers]
 
 
-def _rank_of(config: HiCacheStorageConfig) -> int:
-    """Offset of a rank's ports; every producer of hints names rank 0 alone."""
-    outer = config.attn_cp_rank + config.attn_cp_size * config.pp_rank
-    rank: int = config.tp_rank + config.tp_size * outer
-    return rank
+def _no_pages(transfers: Sequence[PoolTransfer]) -> dict[str, list[bool]]:
+    return {str(t.name): [False] * len(t.keys or ()) for t in transfers}

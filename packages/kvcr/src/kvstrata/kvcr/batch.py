@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of one call, over one pool or several, as KVCR blocks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from kvcr.types import BlockKey, MemoryRef
+
+from .keys import page_key
+from .pools import HostPools
+
+
+@dataclass(frozen=True)
+class PoolPages:
+    """The pages of one pool that a call names, and where they are on the host.
+
+    Args:
+        hashes: SGLang's page hashes.
+        slots: slot indices of the pages, page by page; shape [pages * slots per page].
+    """
+
+    pool: str
+    hashes: Sequence[str]
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one KVCR operation moves, and in which order the caller named it.
+
+    Args:
+        blocks: host places by key.
+        keys: the keys of each pool in the call's order; None for a page without bytes.
+    """
+
+    blocks: Mapping[BlockKey, list[MemoryRef]]
+    keys: Mapping[str, Sequence[BlockKey | None]]
+
+    @classmethod
+    def of(
+        cls,
+        wanted: Sequence[PoolPages],
+        pools: HostPools,
+        namespaces: Mapping[str, bytes],
+        agent: str,
+    ) -> "Batch":
+        """The blocks of a call; raises ValueError unless it names whole and different pages."""
+        blocks: dict[BlockKey, list[MemoryRef]] = {}
+        keys: dict[str, Sequence[BlockKey | None]] = {}
+        for part in wanted:
+            pages = pools.named(part.pool)
+            places = pages.page_indices(part.slots)
+            if len(places) != len(part.hashes):
+                raise ValueError(f"{len(part.hashes)} {part.pool} keys for {len(places)} pages")
+            if part.pool in keys:
+                raise ValueError(f"the {part.pool} pool is named twice")
+            if pages.is_logical:
+                keys[part.pool] = [None] * len(places)
+                continue
+            own = [page_key(page, namespaces[part.pool]) for page in part.hashes]
+            if len(set(own)) != len(own) or len(set(places)) != len(places):
+                raise ValueError(f"{part.pool} pages are named twice")
+            keys[part.pool] = own
+            blocks.update(
+                (key, pages.references(agent, place))
+                for key, place in zip(own, places, strict=True)
+            )
+        return cls(blocks, keys)
+
+    def results(self, done: Mapping[BlockKey, bool]) -> dict[str, list[bool]]:
+        """Per pool, whether each page is done; one without bytes always is."""
+        return {
+            pool: [key is None or done.get(key, False) for key in keys]
+            for pool, keys in self.keys.items()
+        }
