@@ -2,17 +2,14 @@
 """KVCR alone: its own calls on the same references, polled by the thread that waits."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 
-from kvcr import KVCR, KVCRBindings
-from kvcr.config import KVCRBackendConfigs, KVCRConfig, LocalDramOptions
-from kvcr.control_channels import ZmqPeerControlChannel
-from kvcr.types import BlockKey, MemoryRef, OpHandle, PinRequestId, PinResult
+from kvcr.types import BlockKey, MemoryRef, OpHandle
 
 from kvstrata.kvcr.dram import DramTier
-from kvstrata.kvcr.keys import PageKeys
-from kvstrata.kvcr.layout import HostPages
+from kvstrata.kvcr.instance import Deadlines, RunnerAddress, start_kvcr
+from kvstrata.kvcr.pools import HostPools
 from kvstrata_host.ports import free_ports
 
 Blocks = Mapping[BlockKey, list[MemoryRef]]
@@ -30,28 +27,16 @@ class RawError(RuntimeError):
 class RawKvcr:
     """One KVCR instance on host pages; ``deposit`` and ``deliver`` return when all is done."""
 
-    def __init__(self, pages: HostPages, dram_bytes: int) -> None:
-        self._dram = DramTier(pages.dram_pools(dram_bytes))
+    def __init__(self, pools: HostPools, dram_bytes: int) -> None:
         control_port, nixl_port = free_ports(2)
-        self._kvcr = KVCR(
-            KVCRConfig(
-                nixl_agent_name=AGENT,
-                pool_layouts=list(pages.block_pools.items()),
-                operation_timeout_ms=30_000,
-                abandon_timeout_ms=60_000,
-                nixl_listen_port=nixl_port,
-            ),
-            KVCRBindings(
-                request_pin=lambda keys: PinRequestId(0),
-                poll_pin_results=_no_pins,
-                release_pin=lambda handle: True,
-                framework_control=ZmqPeerControlChannel("127.0.0.1", control_port, "127.0.0.1"),
-                key_adapter=PageKeys(),
-            ),
-            KVCRBackendConfigs(
-                framework_regions=pages.regions(),
-                local_dram=LocalDramOptions(pools=self._dram.pools),
-            ),
+        self._dram = DramTier(pools.tier_bytes(dram_bytes))
+        self._kvcr = start_kvcr(
+            RunnerAddress(AGENT, "127.0.0.1", "127.0.0.1", control_port, nixl_port),
+            pools,
+            self._dram,
+            Deadlines(operation_seconds=30, abandon_seconds=60),
+            lambda event: None,
+            lambda event: None,
         )
 
     def __enter__(self) -> "RawKvcr":
@@ -80,7 +65,3 @@ class RawKvcr:
                 if len(results) != count or not all(each.success for each in results.values()):
                     raise RawError(f"KVCR did not complete {count} pages: {results}")
                 return
-
-
-def _no_pins() -> Iterable[tuple[PinRequestId, PinResult]]:
-    return ()

@@ -10,6 +10,7 @@ from kvcr.types import BlockKey, MemoryRef
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
 from kvstrata.kvcr.layout import HostPages
+from kvstrata.kvcr.pools import HostPools
 from kvstrata.kvcr.store import KvcrStore
 from kvstrata_host.ports import free_ports
 
@@ -75,7 +76,8 @@ def measure(memory: HostMemory, rounds: int) -> tuple[Ratio, Ratio]:
     """
     pages = HostPages.of("kv", memory.pool)
     source, target = memory.indices(WRITTEN, PAGES), memory.indices(READ, PAGES)
-    with running_store(memory) as store, RawKvcr(pages, _DRAM_BYTES) as raw:
+    pools = HostPools.of([pages])
+    with running_store(memory) as store, RawKvcr(pools, _DRAM_BYTES) as raw:
 
         def references(number: int, first: int) -> dict[BlockKey, list[MemoryRef]]:
             return {
