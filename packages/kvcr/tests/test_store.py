@@ -452,7 +452,7 @@ def test_what_is_stored_restored_and_missed_is_counted(monkeypatch: pytest.Monke
             own.restore(TOKENS)
             assert noted.taken() == [("restored", "kv", "peer", PAGES, size)]
             source.store.close()
-            own.store._probe._verdicts.clear()
+            monkeypatch.setattr(own.store._probe, "reachable", lambda peer: False)
             own.restore(TOKENS)
         assert noted.taken() == [("missed", "unreachable", PAGES)]
         source.store.batch_exists(page_hashes(TOKENS))

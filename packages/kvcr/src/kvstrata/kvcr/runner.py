@@ -38,7 +38,7 @@ from .preflight import check_port_free
 
 logger = logging.getLogger(__name__)
 
-_BUSY_POLL_SECONDS = 0.0005
+_BUSY_POLL_SECONDS = 0.0002
 _IDLE_POLL_SECONDS = 0.008
 _SOURCE_CHECK_SECONDS = 1.0
 _RELEASE_SECONDS = 5.0
