@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The KVCR instance of one rank and the only thread that drains it.
+"""The KVCR instance of one rank, and who drains it.
 
 KVCR moves half of its work inside ``poll_completed()``, for its own operations and for peers that
-read from it, and hands out each completion once. So one poller drains it, also while nothing is
-asked of it, and hands every completion to the caller that started the operation.
+read from it, and hands out each completion once. So whoever waits for an operation drains it, a
+poller does so while nobody waits, and both hand every completion to the caller it belongs to.
 """
 
 import logging
@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 
 from kvcr.types import (
@@ -38,7 +37,8 @@ from .preflight import check_port_free
 
 logger = logging.getLogger(__name__)
 
-_BUSY_POLL_SECONDS = 0.0002
+_SHORTEST_POLL_SECONDS = 0.0002
+_POLLS_PER_WAIT = 50
 _IDLE_POLL_SECONDS = 0.008
 _SOURCE_CHECK_SECONDS = 1.0
 _RELEASE_SECONDS = 5.0
@@ -80,9 +80,8 @@ class Runner:
         self._end_worker = end_worker
         self._dram = DramTier(pools.tier_bytes(dram_bytes), deadlines.startup_seconds)
         self._lock = threading.RLock()
-        self._wake = threading.Event()
         self._closing = False
-        self._failure: BaseException | None = None
+        self._stopped = False
         self._pending: dict[OpHandle, Future[Results]] = {}
         self._uncertain: dict[OpHandle, float] = {}
         self._held: Counter[bytes] = Counter()
@@ -95,13 +94,13 @@ class Runner:
             self._on_resilience_event,
             self._on_inventory_event,
         )
-        self._poller = threading.Thread(target=self._drain, name="kvcr-poller", daemon=True)
+        self._poller = threading.Thread(target=self._serve, name="kvcr-poller", daemon=True)
         self._poller.start()
 
     @property
     def alive(self) -> bool:
         """Whether operations can be started."""
-        return self._failure is None and not self._closing
+        return not (self._stopped or self._closing)
 
     def query(self, keys: Sequence[BlockKey], hint: Hint | None) -> list[CacheTier | None]:
         """Where each page can be had from: own DRAM, a peer by the hint, or nowhere.
@@ -148,7 +147,7 @@ class Runner:
     def release(self, claims: Collection[ReleaseHandle]) -> None:
         """Give claims back."""
         with self._lock:
-            if self._failure is None and claims:
+            if claims and not self._stopped:
                 self._kvcr.release(claims)
 
     def capacity(self, layout: Sequence[str]) -> int:
@@ -171,8 +170,9 @@ class Runner:
             pending = list(self._pending.values())
         for future in pending:
             future.exception()
-        self._wake.set()
         self._poller.join()
+        with self._lock:
+            self._stopped = True
         try:
             self._kvcr.close()
         except Exception as error:  # noqa: BLE001 - KVCR re-raises what its threads met
@@ -182,7 +182,7 @@ class Runner:
         # ZeroMQ closes its listener on a thread of its own, some time after it was told to.
         deadline = time.monotonic() + _RELEASE_SECONDS
         while not self._ports_are_free() and time.monotonic() < deadline:
-            time.sleep(_BUSY_POLL_SECONDS)
+            time.sleep(_IDLE_POLL_SECONDS)
 
     def _ports_are_free(self) -> bool:
         address = self.address
@@ -212,7 +212,8 @@ class Runner:
             yield name
         finally:
             with self._lock:
-                self._kvcr.discard_hint(name)
+                if not self._stopped:
+                    self._kvcr.discard_hint(name)
 
     def _run(self, start: Callable[[], OpHandle], source: Endpoint | None = None) -> Results:
         """Start an operation and wait for its end; empty if it cannot be started."""
@@ -222,15 +223,19 @@ class Runner:
                 return {}
             handle = start()
             self._pending[handle] = future
-        self._wake.set()
+        started = check_at = time.monotonic()
         source_died = False
-        while True:
-            try:
-                return future.result(_SOURCE_CHECK_SECONDS if source else None)
-            except FutureTimeoutError:
-                source_died = source_died or (source is not None and self._is_gone(source))
+        while not future.done():
+            waited = time.monotonic() - started
+            pause = max(_SHORTEST_POLL_SECONDS, waited / _POLLS_PER_WAIT)
+            time.sleep(min(pause, _IDLE_POLL_SECONDS))
+            self._drain()
+            if source is not None and time.monotonic() >= check_at + _SOURCE_CHECK_SECONDS:
+                source_died = source_died or self._is_gone(source)
                 if source_died:
                     self._settle(handle)
+                check_at = time.monotonic()
+        return future.result()
 
     def _settle(self, handle: OpHandle) -> None:
         """Let go of an uncertain operation: past the abandon deadline, of a source that ended."""
@@ -238,18 +243,21 @@ class Runner:
             if self._uncertain.pop(handle, None) is not None:
                 self._pending.pop(handle).set_result({})
 
+    def _serve(self) -> None:
+        """Drain KVCR for peers and for whoever waits, until it is closed or fails."""
+        while not self._stopped and (self._pending or not self._closing):
+            time.sleep(_IDLE_POLL_SECONDS)
+            self._drain()
+            self._end_if_uncertain()
+
     def _drain(self) -> None:
-        while not self._closing or self._pending:
-            self._wake.wait(_BUSY_POLL_SECONDS if self._pending else _IDLE_POLL_SECONDS)
-            self._wake.clear()
-            try:
-                with self._lock:
+        try:
+            with self._lock:
+                if not self._stopped:
                     for handle, results in self._kvcr.poll_completed():
                         self._complete(handle, results)
-            except Exception as error:  # noqa: BLE001 - KVCR re-raises what its threads met
-                self._fail(error)
-                return
-            self._end_if_uncertain()
+        except Exception as error:  # noqa: BLE001 - KVCR re-raises what its threads met
+            self._fail(error)
 
     def _complete(self, handle: OpHandle, results: Results) -> None:
         # A failed operation whose writes may still land keeps its caller, and with it the pages,
@@ -293,7 +301,7 @@ class Runner:
     def _fail(self, error: BaseException) -> None:
         retain(self._kvcr, self._dram)
         with self._lock:
-            self._failure = error
+            self._stopped = True
             pending, self._pending = self._pending, {}
         logger.error("kvcr failed, everything is a miss from now on: %s", error)
         if pending:
