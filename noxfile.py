@@ -39,6 +39,7 @@ SOURCES = [
     "ci/host/src",
     "tests/e2e",
     "tests/faults",
+    "tests/bench",
 ]
 RELEASES = WORKSPACE.stacks.releases
 BUILD_KVCACHED = "build-kvcached-host"
@@ -57,6 +58,7 @@ RUNS = [
     ),
     stackkit.Run("tests-e2e", RELEASES[0]),
     stackkit.Run("tests-faults", RELEASES[0]),
+    stackkit.Run("tests-bench", RELEASES[0]),
 ]
 TESTED = list(dict.fromkeys(run.session for run in RUNS))
 
@@ -259,6 +261,24 @@ def faults(session: nox.Session) -> None:
     options = ["--output", str(ROOT / "build" / "faults"), *others]
     if over.run("-m", "faults", *options) != 0:
         session.error("the fault loop failed")
+
+
+@nox.session(name="tests-bench", requires=["base", *builds_of(DEMO_SLICE)])
+@reported
+def tests_bench(session: nox.Session) -> None:
+    """Test that the benchmarks compute what they print."""
+    over, _ = demo_layer(session)
+    conclude(session, [stackkit.run_repository_tests(WORKSPACE, "bench", over)])
+
+
+@nox.session(name="bench-kvcr-overhead", requires=["base", *builds_of(DEMO_SLICE)])
+@reported
+def bench_kvcr_overhead(session: nox.Session) -> None:
+    """Measure what kvcr adds to SGLang and to KVCR, as ratios of one run; see build/bench/."""
+    over, others = demo_layer(session)
+    options = ["--output", str(ROOT / "build" / "bench"), *others]
+    if over.run("-m", "overhead", *options, cwd=ROOT / "tests" / "bench") != 0:
+        session.error("a ratio is beyond its limit, or the benchmark failed")
 
 
 @nox.session(python=False, requires=["tools"])

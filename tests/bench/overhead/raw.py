@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KVCR alone: its own calls on the same references, polled by the thread that waits."""
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from kvcr.types import BlockKey, MemoryRef, OpHandle
+
+from kvstrata.kvcr.dram import DramTier
+from kvstrata.kvcr.instance import Deadlines, RunnerAddress, start_kvcr
+from kvstrata.kvcr.pools import HostPools
+from kvstrata_host.ports import free_ports
+
+Blocks = Mapping[BlockKey, list[MemoryRef]]
+
+AGENT = "raw"
+
+# A loop without a pause takes the interpreter from KVCR's own thread and is slower.
+_POLL_SECONDS = 0.0001
+
+
+class RawError(RuntimeError):
+    """KVCR did not do what it was asked for."""
+
+
+class RawKvcr:
+    """One KVCR instance on host pages; ``deposit`` and ``deliver`` return when all is done."""
+
+    def __init__(self, pools: HostPools, dram_bytes: int) -> None:
+        control_port, nixl_port = free_ports(2)
+        self._dram = DramTier(pools.tier_bytes(dram_bytes))
+        self._kvcr = start_kvcr(
+            RunnerAddress(AGENT, "127.0.0.1", "127.0.0.1", control_port, nixl_port),
+            pools,
+            self._dram,
+            Deadlines(operation_seconds=30, abandon_seconds=60),
+            lambda event: None,
+            lambda event: None,
+        )
+
+    def __enter__(self) -> "RawKvcr":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._kvcr.close()
+
+    def deposit(self, blocks: Blocks) -> None:
+        self._finish(self._kvcr.deposit(blocks), len(blocks))
+
+    def deliver(self, blocks: Blocks) -> None:
+        self._finish(self._kvcr.deliver(blocks, None), len(blocks))
+
+    def _finish(self, wanted: OpHandle, count: int) -> None:
+        while True:
+            time.sleep(_POLL_SECONDS)
+            for handle, results in self._kvcr.poll_completed():
+                if handle != wanted:
+                    continue
+                if len(results) != count or not all(each.success for each in results.values()):
+                    raise RawError(f"KVCR did not complete {count} pages: {results}")
+                return

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+from pathlib import Path
+
+import pytest
+from overhead import report
+from overhead.growth import Growth
+from overhead.paired import Ratio, in_turn, seconds
+
+
+def ratio(product: float, *, limit: float = 1.1) -> Ratio:
+    return Ratio("work", (product,) * 4, (2.0,) * 4, peer="the same", limit=limit)
+
+
+def test_a_ratio_is_that_of_the_medians_and_is_held_against_its_limit() -> None:
+    measured = Ratio("work", (1.0, 3.0, 100.0), (2.0, 2.0, 2.0), peer="the same", limit=1.5)
+    assert measured.value == 1.5
+    assert measured.kept
+    assert not ratio(2.3).kept
+    assert measured.spread == (0.5, 50.0)
+
+
+def test_each_takes_its_turn_at_being_first() -> None:
+    order: list[tuple[str, int]] = []
+
+    def product(number: int) -> float:
+        order.append(("product", number))
+        return 1.0 + number
+
+    def peer(number: int) -> float:
+        order.append(("peer", number))
+        return 10.0 + number
+
+    assert in_turn(2, product, peer) == ((1.0, 2.0), (10.0, 11.0))
+    assert order == [("peer", 0), ("product", 0), ("product", 1), ("peer", 1)]
+
+
+def test_seconds_are_those_of_the_call() -> None:
+    calls: list[int] = []
+    assert 0 <= seconds(lambda: calls.append(1)) < 60
+    assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("product", "growth", "kept"),
+    [
+        (2.0, Growth(10, 0, 0), True),
+        (2.3, Growth(10, 0, 0), False),
+        (2.0, Growth(10, 1 << 30, 0), False),
+        (2.0, Growth(10, 0, 10_000), False),
+    ],
+    ids=["within", "ratio beyond", "memory grows", "objects grow"],
+)
+def test_the_report_says_whether_everything_was_kept(
+    product: float, growth: Growth, kept: bool, tmp_path: Path
+) -> None:
+    report.write(tmp_path / "overhead.json", [ratio(product)], growth)
+    document = json.loads((tmp_path / "overhead.json").read_text(encoding="utf-8"))
+    assert document["kept"] is kept
+    assert document["ratios"][0]["ratio"] == product / 2
