@@ -40,13 +40,17 @@ SOURCES = [
     "tests/e2e",
     "tests/faults",
     "tests/bench",
+    "tests/elastic",
 ]
 RELEASES = WORKSPACE.stacks.releases
 BUILD_KVCACHED = "build-kvcached-host"
 DEMO_SLICE = "kvcr"
+ELASTIC_SLICE = "exact-id"
 FAULT_LOOP = {
     "PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("faults", "e2e"))
 }
+BENCH = {"PYTHONPATH": str(ROOT / "tests" / "bench")}
+ELASTIC = {"PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("elastic", "e2e"))}
 RUNS = [
     stackkit.Run("tests-stack"),
     *(stackkit.Run("tests-host", release) for release in RELEASES),
@@ -59,6 +63,7 @@ RUNS = [
     stackkit.Run("tests-e2e", RELEASES[0]),
     stackkit.Run("tests-faults", RELEASES[0]),
     stackkit.Run("tests-bench", RELEASES[0]),
+    stackkit.Run("tests-elastic", RELEASES[0]),
 ]
 TESTED = list(dict.fromkeys(run.session for run in RUNS))
 
@@ -191,12 +196,19 @@ for each in SLICES:
     add_validate(each, builds_of(each))
 
 
-def demo_layer(session: nox.Session) -> tuple[stackkit.Layer, list[str]]:
-    """The session's environment with the demo's slices, and the arguments that are the demo's."""
+def demo_layer(
+    session: nox.Session, slice_id: str = DEMO_SLICE
+) -> tuple[stackkit.Layer, list[str]]:
+    """The session's environment with a slice's closure, and the arguments that are the demo's."""
     release, others = arguments(session)
+    supported = SLICES[slice_id].releases
+    if release is not None and release not in supported:
+        session.error(f"--{stackkit.HOST} {release}: supported are {', '.join(supported)}")
     over = layer(session, release or RELEASES[0])
-    packages = [WORKSPACE.package(entry.id) for entry in WORKSPACE.stacks.closure(DEMO_SLICE)]
+    packages = [WORKSPACE.package(entry.id) for entry in WORKSPACE.stacks.closure(slice_id)]
     stackkit.install(WORKSPACE, [WORKSPACE.host, *packages], over)
+    if "kvcached" in WORKSPACE.stacks.pinned(slice_id):
+        stackkit.install_kvcached(WORKSPACE, over)
     return over, others
 
 
@@ -268,6 +280,7 @@ def faults(session: nox.Session) -> None:
 def tests_bench(session: nox.Session) -> None:
     """Test that the benchmarks compute what they print."""
     over, _ = demo_layer(session)
+    over = dataclasses.replace(over, variables=BENCH)
     conclude(session, [stackkit.run_repository_tests(WORKSPACE, "bench", over)])
 
 
@@ -279,6 +292,37 @@ def bench_kvcr_overhead(session: nox.Session) -> None:
     options = ["--output", str(ROOT / "build" / "bench"), *others]
     if over.run("-m", "overhead", *options, cwd=ROOT / "tests" / "bench") != 0:
         session.error("a ratio is beyond its limit, or the benchmark failed")
+
+
+@nox.session(name="tests-elastic", requires=["base", *builds_of(ELASTIC_SLICE)])
+@reported
+def tests_elastic(session: nox.Session) -> None:
+    """Test that the demo of an elastic pool proves its own claims."""
+    over, _ = demo_layer(session, ELASTIC_SLICE)
+    over = dataclasses.replace(over, variables=ELASTIC)
+    conclude(session, [stackkit.run_repository_tests(WORKSPACE, "elastic", over)])
+
+
+@nox.session(name="demo-elastic", requires=["base", *builds_of(ELASTIC_SLICE)])
+@reported
+def demo_elastic(session: nox.Session) -> None:
+    """A DeepSeek-V4 pool's memory follows its load and a limit; see build/demo-elastic/."""
+    over, others = demo_layer(session, ELASTIC_SLICE)
+    over = dataclasses.replace(over, variables=ELASTIC)
+    options = ["--output", str(ROOT / "build" / "demo-elastic"), *others]
+    if over.run("-m", "elastic", *options) != 0:
+        session.error("the demo failed")
+
+
+@nox.session(name="bench-exact-id", requires=["base", *builds_of(ELASTIC_SLICE)])
+@reported
+def bench_exact_id(session: nox.Session) -> None:
+    """Measure leases beside SGLang and kvcached, as ratios of one run; see build/bench/."""
+    over, others = demo_layer(session, ELASTIC_SLICE)
+    over = dataclasses.replace(over, variables=ELASTIC)
+    options = ["--output", str(ROOT / "build" / "bench"), *others]
+    if over.run("-m", "leases", *options, cwd=ROOT / "tests" / "bench") != 0:
+        session.error("a limit is exceeded, or the benchmark failed")
 
 
 @nox.session(python=False, requires=["tools"])

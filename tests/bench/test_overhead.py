@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from overhead import report
 from overhead.growth import Growth
-from overhead.paired import Ratio, in_turn, seconds
+from paired import Ratio, in_turn, seconds
 
 
 def ratio(product: float, *, limit: float = 1.1) -> Ratio:

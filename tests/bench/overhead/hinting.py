@@ -13,10 +13,10 @@ from kvstrata.kvcr.hints import HintPolicy
 from kvstrata_host.rank import bring_up
 
 # isort: split
+from paired import Ratio, in_turn, seconds
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 from .host import PAGE_TOKENS
-from .paired import Ratio, in_turn, seconds
 
 _LIMIT = 0.1
 _VOCABULARY = 100_000

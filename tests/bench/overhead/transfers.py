@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from kvcr.types import BlockKey, MemoryRef
+from paired import Ratio, in_turn, seconds
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
 from kvstrata.kvcr.layout import HostPages
@@ -15,7 +16,6 @@ from kvstrata.kvcr.store import KvcrStore
 from kvstrata_host.ports import free_ports
 
 from .host import LAYOUT, HostMemory
-from .paired import Ratio, in_turn, seconds
 from .raw import AGENT, RawKvcr
 
 PAGES = 64

@@ -1,27 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two charts, as SVG whose colours are CSS variables: light or dark is the page's to say."""
+"""The two charts: where tokens came from, and how long it took."""
 
-import io
-import re
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from .drawing import Palette
 from .scene import Scene
 
 _WIDTH_INCHES = 8.6
 _ROW_INCHES = 0.42
 _FRAME_INCHES = 1.0
-_FONTS = "system-ui, sans-serif"
 _LABELLED_SHARE = 0.075
 """A bar's part carries its number if it is at least this share of the axis."""
 
-LIGHT = {
+_LIGHT = {
     "ink": "#1f2430",
     "faint": "#d5d9e2",
     "on-bar": "#ffffff",
@@ -34,19 +30,20 @@ LIGHT = {
     "prefill": "#c2571a",
     "decode": "#667085",
 }
-"""Colours on a light ground, by variable."""
-
-DARK = LIGHT | {"ink": "#e6e9f0", "faint": "#3a4152", "own-dram": "#17948a", "peer-dram": "#3f7de0"}
-"""Colours on a dark ground."""
-DARK |= {
-    "restore": DARK["peer-dram"],
+_DARK = _LIGHT | {
+    "ink": "#e6e9f0",
+    "faint": "#3a4152",
+    "own-dram": "#17948a",
+    "peer-dram": "#3f7de0",
+}
+_DARK |= {
+    "restore": _DARK["peer-dram"],
     "host": "#9166c7",
     "computed": "#cf6428",
     "prefill": "#cf6428",
 }
 
-# What is drawn with; every one is replaced by its variable.
-_PLACEHOLDERS = {name: f"#0000{index + 1:02x}" for index, name in enumerate(LIGHT)}
+PALETTE = Palette(_LIGHT, _DARK)
 
 
 @dataclass(frozen=True)
@@ -58,23 +55,23 @@ class _Part:
 
 def sources_chart(scenes: Sequence[Scene]) -> str:
     """Where each request's tokens came from; an SVG element."""
-    with _style():
+    with PALETTE.style():
         figure = _figure(len(scenes))
         _draw_sources(figure.subplots(), scenes)
-        return _svg(figure, "where each request's tokens came from")
+        return PALETTE.element(figure, "where each request's tokens came from")
 
 
 def times_chart(scenes: Sequence[Scene]) -> str:
     """How long each part of each request took; an SVG element."""
-    with _style():
+    with PALETTE.style():
         figure = _figure(len(scenes))
         _draw_times(figure.subplots(), scenes)
-        return _svg(figure, "how long each part of each request took")
+        return PALETTE.element(figure, "how long each part of each request took")
 
 
 def picture(scenes: Sequence[Scene]) -> str:
     """Both charts as one SVG document that brings its own light and dark colours."""
-    with _style():
+    with PALETTE.style():
         figure = _figure(2 * len(scenes) + 3)
         upper, lower = figure.subplots(2)
         _draw_sources(upper, scenes)
@@ -84,22 +81,9 @@ def picture(scenes: Sequence[Scene]) -> str:
             (lower, "How long each part took"),
         ):
             axes.set_title(title, loc="left", pad=26)
-        svg = _svg(figure, "where each request's tokens came from, and how long each part took")
-    style = f"<style>{stylesheet()}\ntext {{ font-family: {_FONTS} !important; }}</style>"
-    start = svg.index(">") + 1
-    return f"{svg[:start]}\n{style}{svg[start:]}\n"
-
-
-def stylesheet() -> str:
-    """The variables of the charts' colours."""
-    return (
-        f":root {{ {_declarations(LIGHT)} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {_declarations(DARK)} }} }}"
-    )
-
-
-def _declarations(colours: Mapping[str, str]) -> str:
-    return " ".join(f"--{name}: {colour};" for name, colour in colours.items())
+        return PALETTE.document(
+            figure, "where each request's tokens came from, and how long each part took"
+        )
 
 
 def _draw_sources(axes: Axes, scenes: Sequence[Scene]) -> None:
@@ -138,7 +122,7 @@ def _draw(axes: Axes, scenes: Sequence[Scene], parts: Sequence[_Part]) -> None:
             part.values,
             left=starts,
             height=0.66,
-            color=_PLACEHOLDERS[part.colour],
+            color=PALETTE[part.colour],
             label=part.label,
         )
         for row in rows:
@@ -150,14 +134,14 @@ def _draw(axes: Axes, scenes: Sequence[Scene], parts: Sequence[_Part]) -> None:
                     f"{part.values[row]:.0f}",
                     ha="center",
                     va="center",
-                    color=_PLACEHOLDERS["on-bar"],
+                    color=PALETTE["on-bar"],
                     fontsize=8.5,
                 )
         starts = [start + value for start, value in zip(starts, part.values, strict=True)]
     axes.set_yticks(rows, [f"{scene.title} · {scene.replica}" for scene in scenes])
     axes.invert_yaxis()
     axes.set_xlim(0, longest * 1.01 or 1)
-    axes.grid(axis="x", color=_PLACEHOLDERS["faint"], linewidth=0.8)
+    axes.grid(axis="x", color=PALETTE["faint"], linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(length=0)
     for spine in axes.spines.values():
@@ -179,33 +163,3 @@ def _draw(axes: Axes, scenes: Sequence[Scene], parts: Sequence[_Part]) -> None:
 def _figure(rows: int) -> Figure:
     size = (_WIDTH_INCHES, _FRAME_INCHES + _ROW_INCHES * rows)
     return Figure(figsize=size, layout=ConstrainedLayoutEngine(hspace=0.06))
-
-
-def _style() -> AbstractContextManager[None]:
-    ink = _PLACEHOLDERS["ink"]
-    return matplotlib.rc_context(
-        {
-            "svg.fonttype": "none",
-            "svg.hashsalt": "kvstrata demo",
-            "font.size": 9.5,
-            "axes.titlesize": 11,
-            "axes.titleweight": "bold",
-            "text.color": ink,
-            "axes.labelcolor": ink,
-            "axes.titlecolor": ink,
-            "xtick.color": ink,
-            "ytick.color": ink,
-        }
-    )
-
-
-def _svg(figure: Figure, description: str) -> str:
-    written = io.StringIO()
-    metadata = {"Date": None, "Creator": None}
-    figure.savefig(written, format="svg", transparent=True, metadata=metadata)
-    text = written.getvalue()
-    text = text[text.index("<svg") :].strip()
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    for name, placeholder in _PLACEHOLDERS.items():
-        text = text.replace(placeholder, f"var(--{name})")
-    return text.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)

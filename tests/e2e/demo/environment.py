@@ -3,10 +3,11 @@
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-_DISTRIBUTIONS = ("sglang", "kvcr", "nixl", "torch", "kvstrata-seams", "kvstrata-kvcr")
+DISTRIBUTIONS = ("sglang", "kvcr", "nixl", "torch", "kvstrata-seams", "kvstrata-kvcr")
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,9 @@ class Environment:
     load: float
 
     @classmethod
-    def current(cls) -> "Environment":
+    def current(cls, distributions: Sequence[str] = DISTRIBUTIONS) -> "Environment":
         return cls(
-            versions={name: _version(name) for name in _DISTRIBUTIONS},
+            versions={name: _version(name) for name in distributions},
             python=platform.python_version(),
             system=f"{platform.system()} {platform.machine()}",
             cpu_count=os.cpu_count() or 0,

@@ -26,7 +26,7 @@ def render(report: Report) -> str:
         report=report,
         outcome=report.outcome,
         scenes=scenes,
-        colours=Markup(chart.stylesheet()),
+        colours=Markup(chart.PALETTE.stylesheet()),
         sources_chart=Markup(chart.sources_chart(scenes)),
         times_chart=Markup(chart.times_chart(scenes)),
     )

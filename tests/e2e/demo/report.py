@@ -4,6 +4,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -87,7 +88,7 @@ class Report:
     def print(self, console: Console) -> None:
         """The scenes and the claims as tables."""
         console.print(_scenes_table(self.outcome.scenes))
-        console.print(_claims_table(self.claims))
+        console.print(claims_table(self.claims))
 
 
 def _scene(scene: Scene) -> dict[str, Json]:
@@ -158,7 +159,8 @@ def _verdict(scene: Scene) -> Text:
     return Text("equal" if equal else "different", style="green" if equal == wanted else "red")
 
 
-def _claims_table(claims: tuple[Claim, ...]) -> Table:
+def claims_table(claims: Sequence[Claim]) -> Table:
+    """For the terminal."""
     table = Table(title="Claims", show_lines=True)
     table.add_column("holds")
     table.add_column("claim")
