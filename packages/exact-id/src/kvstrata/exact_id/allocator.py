@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's page allocator with leases on the ids that it hands out."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.memory_pool import KVCache
+from sglang.srt.utils.common import get_num_new_pages
+
+from .errors import AllocationMiss, PoolFailedError, SetupError
+from .geometry import Ids
+from .transaction import IdSpace, ManagedPools
+
+
+@dataclass(frozen=True)
+class Want:
+    """`count` new pages. SGLang sorts freed pages in first if it has fewer than `reach`."""
+
+    count: int
+    reach: int
+
+
+@dataclass(frozen=True)
+class _FreeList:
+    # SGLang replaces these tensors and never writes to them.
+    free_pages: torch.Tensor
+    staged_pages: tuple[torch.Tensor, ...]
+    num_staged_pages: int
+
+
+class LeasedPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
+    """Picks ids as SGLang does; an id is leased before it leaves the free list.
+
+    A miss leaves the free list as it was, order included. An id goes back when SGLang frees it,
+    which is at the end of a free group.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: str,
+        kvcache: KVCache,
+        need_sort: bool,  # noqa: FBT001 - SGLang's signature
+        *,
+        pools: ManagedPools,
+        space: IdSpace,
+    ) -> None:
+        self.free_pages: torch.Tensor
+        self.staged_pages: list[torch.Tensor]
+        self.pools = pools
+        self.space = space
+        self.is_leased_already = False
+        self._copied: tuple[torch.Tensor | None, Ids] = (None, np.empty(0, dtype=np.int64))
+        super().__init__(size, page_size, dtype, device, kvcache, need_sort)
+
+    def available_size(self) -> int:
+        """Tokens for which there are ids and memory."""
+        count = self.native_count
+        if self.pools.is_constrained(self.space):
+            count = self.pools.leasable_count(self.space, self._free_ids())
+        return count * int(self.page_size)
+
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        count = need_size // self.page_size
+        return allocate({self: Want(count, count)}, partial(super().alloc, need_size))
+
+    def alloc_extend(
+        self,
+        prefix_lens: torch.Tensor,
+        prefix_lens_cpu: torch.Tensor,
+        seq_lens: torch.Tensor,
+        seq_lens_cpu: torch.Tensor,
+        last_loc: torch.Tensor,
+        extend_num_tokens: int,
+        num_new_pages: int | None = None,
+    ) -> torch.Tensor | None:
+        count = num_new_pages
+        if count is None:
+            count = new_pages(self, seq_lens_cpu, prefix_lens_cpu)
+        native = partial(
+            super().alloc_extend,
+            prefix_lens,
+            prefix_lens_cpu,
+            seq_lens,
+            seq_lens_cpu,
+            last_loc,
+            extend_num_tokens,
+            num_new_pages=num_new_pages,
+        )
+        return allocate({self: extending(self, count, extend_num_tokens, prefix_lens)}, native)
+
+    def alloc_decode(
+        self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
+    ) -> torch.Tensor | None:
+        native = partial(super().alloc_decode, seq_lens, seq_lens_cpu, last_loc)
+        return allocate({self: decoding(self, seq_lens_cpu)}, native)
+
+    def clear(self) -> None:
+        for pool in self.pools.of(self.space):
+            if self.num_pages > pool.geometry.page_count:
+                raise SetupError(
+                    f"the number of pages of pool {pool.name}",
+                    self.num_pages,
+                    f"at most {pool.geometry.page_count}, as it was made",
+                    "Do not resize KV pools after they were made.",
+                )
+        super().clear()
+        self.pools.clear(self.space)
+        self.withdraw_lost()
+
+    def withdraw_lost(self) -> None:
+        """Take ids that can never be leased again out of the free list, for good."""
+        lost = self.pools.lost_ids(self.space)
+        if lost.size:
+            ids = torch.from_numpy(lost).to(self.device)
+            self.free_pages = _without(self.free_pages, ids)
+            self.staged_pages = [_without(each, ids) for each in self.staged_pages]
+            self.num_staged_pages = sum(each.numel() for each in self.staged_pages)
+
+    @property
+    def native_count(self) -> int:
+        """How many ids are free, with memory or not."""
+        return len(self.free_pages) + int(self.num_staged_pages)
+
+    def upcoming(self, want: Want) -> torch.Tensor:
+        """The ids that SGLang takes next; sorts the free list first where SGLang would."""
+        if want.reach > len(self.free_pages):
+            self.merge_and_sort_free()
+        return self.free_pages[: want.count]
+
+    def remember(self) -> _FreeList:
+        return _FreeList(self.free_pages, tuple(self.staged_pages), self.num_staged_pages)
+
+    def restore(self, before: _FreeList) -> None:
+        """Put the free list back, but for ids that were lost since."""
+        self.free_pages = before.free_pages
+        self.staged_pages = list(before.staged_pages)
+        self.num_staged_pages = before.num_staged_pages
+        self.withdraw_lost()
+
+    def _free_ids(self) -> Ids:
+        """The free list on the host, copied once for each state of it."""
+        if self.staged_pages:
+            return host(self.get_all_free_pages())
+        if self._copied[0] is not self.free_pages:
+            self._copied = (self.free_pages, host(self.free_pages))
+        return self._copied[1]
+
+    def _release_page_ids(self, *page_ids: torch.Tensor) -> None:
+        # Every way back into the free list ends here, and groups are over by then.
+        if self.pools.of(self.space):
+            self.pools.release({self.space: host(torch.cat(page_ids))})
+        super()._release_page_ids(*page_ids)
+
+
+def allocate(
+    wants: Mapping[LeasedPagedAllocator, Want], native: Callable[[], torch.Tensor | None]
+) -> torch.Tensor | None:
+    """Lease what `native` is about to take, and let it: both, or None and neither.
+
+    All allocators are of one model. New ids come to the host once for each of them that has
+    managed pools.
+    """
+    sides = {side: want for side, want in wants.items() if not side.is_leased_already}
+    if not sides:
+        return native()
+    # SGLang's kernels read the free list before it looks whether that is long enough.
+    if any(want.count > side.native_count for side, want in sides.items()):
+        return None
+    pools = next(iter(sides)).pools
+    with ExitStack() as undo:
+        for side in sides:
+            undo.callback(side.restore, side.remember())
+        ids = {
+            side.space: host(side.upcoming(want))
+            for side, want in sides.items()
+            if want.count and pools.of(side.space)
+        }
+        try:
+            pools.lease(ids)
+        except AllocationMiss:
+            return None
+        undo.callback(pools.release, ids)
+        counts = {side: side.native_count for side in sides}
+        with _leased_already(sides):
+            taken = native()
+        if taken is not None:
+            for side, want in sides.items():
+                _check_taken(side, counts[side] - side.native_count, want.count)
+            undo.pop_all()
+        return taken
+
+
+def new_pages(
+    side: LeasedPagedAllocator, seq_lens_cpu: torch.Tensor, prefix_lens_cpu: torch.Tensor
+) -> int:
+    """How many pages an extend adds."""
+    return int(
+        get_num_new_pages(
+            seq_lens=seq_lens_cpu, page_size=side.page_size, prefix_lens=prefix_lens_cpu
+        )
+    )
+
+
+def extending(
+    side: LeasedPagedAllocator, count: int, token_count: int, requests: torch.Tensor
+) -> Want:
+    """What an extend by `token_count` tokens takes."""
+    return Want(count, reach=token_count // side.page_size + len(requests) + 1)
+
+
+def decoding(side: LeasedPagedAllocator, seq_lens_cpu: torch.Tensor) -> Want:
+    """What a decode of one token for each request takes."""
+    count = get_num_new_pages(seq_lens=seq_lens_cpu, page_size=side.page_size, decode=True)
+    return Want(int(count), reach=len(seq_lens_cpu))
+
+
+def host(ids: torch.Tensor) -> Ids:
+    """A copy on the host; on a GPU it waits for the stream that makes `ids`."""
+    copy: Ids = ids.cpu().numpy().astype(np.int64)
+    return copy
+
+
+def _check_taken(side: LeasedPagedAllocator, count: int, leased: int) -> None:
+    if count != leased:
+        raise PoolFailedError(
+            f"SGLang took {count} {side.space.value} pages where {leased} were leased"
+        )
+
+
+@contextmanager
+def _leased_already(sides: Mapping[LeasedPagedAllocator, Want]) -> Iterator[None]:
+    for side in sides:
+        side.is_leased_already = True
+    try:
+        yield
+    finally:
+        for side in sides:
+            side.is_leased_already = False
+
+
+def _without(page_ids: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
+    return page_ids[~torch.isin(page_ids, lost)]

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry point for SGLang: with ENABLE_KVCACHED on, DeepSeek-V4 pools may be managed."""
+
+import logging
+import os
+
+from kvstrata.seams import Hook, Kind, Pin, Seams, apply
+
+from . import hooks
+from .gating import KVCACHED_VERSION, SWITCH, is_enabled, kvcached_version
+
+_log = logging.getLogger(__name__)
+
+_POOL = "sglang.srt.mem_cache.deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool"
+_ALLOCATOR = "sglang.srt.mem_cache.allocator.swa.SWATokenToKVPoolAllocator"
+
+SEAMS = Seams(
+    slice="kvstrata-exact-id",
+    upstream="sglang",
+    switch=f"{SWITCH}=1",
+    hooks=(
+        Hook(
+            kind=Kind.AROUND,
+            function=hooks.build_pool,
+            why="Who owns the memory of a pool is decided before it is made.",
+            pins={"0.5.20": Pin(f"{_POOL}.__init__", "dd131cfbe81aa2a0")},
+        ),
+        Hook(
+            kind=Kind.AROUND,
+            function=hooks.build_kv_pool,
+            why="A managed pool gets its memory while it is made, and never buffers of SGLang's.",
+            pins={"0.5.20": Pin(f"{_POOL}._make_kv_pool", "8a372122a9ecaa67")},
+        ),
+        Hook(
+            kind=Kind.AROUND,
+            function=hooks.build_allocator,
+            why="DeepSeek-V4 keeps SGLang's own page ids; those of managed pools are leased.",
+            pins={"0.5.20": Pin(f"{_ALLOCATOR}.__init__", "498e9ce0e46b4980")},
+        ),
+        Hook(
+            kind=Kind.AROUND,
+            function=hooks.alloc_extend,
+            why="Full and sliding-window ids are leased together, or none is taken.",
+            pins={"0.5.20": Pin(f"{_ALLOCATOR}.alloc_extend", "abd05a91ed4af919")},
+        ),
+        Hook(
+            kind=Kind.AROUND,
+            function=hooks.alloc_extend_swa_tail,
+            why="Full and sliding-window ids are leased together, or none is taken.",
+            pins={"0.5.20": Pin(f"{_ALLOCATOR}.alloc_extend_swa_tail", "3946c644203da614")},
+        ),
+        Hook(
+            kind=Kind.AROUND,
+            function=hooks.alloc_decode,
+            why="Full and sliding-window ids are leased together, or none is taken.",
+            pins={"0.5.20": Pin(f"{_ALLOCATOR}.alloc_decode", "7fa2726acae10eb9")},
+        ),
+    ),
+)
+
+
+def load() -> None:
+    """Apply the hooks if ENABLE_KVCACHED is on and kvcached is the supported release."""
+    if not is_enabled(os.environ):
+        return
+    found = kvcached_version()
+    if found != KVCACHED_VERSION:
+        _log.warning(
+            "DeepSeek-V4 pools stay native: kvcached is %s; supported: %s",
+            found or "not installed",
+            KVCACHED_VERSION,
+        )
+        return
+    apply(SEAMS)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One managed pool: leases on page ids, with the memory and the limit that go with them."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .backing import Backing
+from .errors import AllocationMiss
+from .geometry import Ids, PoolGeometry, VmmPages
+from .ledger import LeaseLedger
+from .limits import LimitState, MemoryLimit, Segment, segment_name
+from .physical import Reading
+from .readiness import Barrier
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ManagedPool:
+    """Ids that are leased have memory; ids that are not may have none."""
+
+    def __init__(
+        self, name: str, geometry: PoolGeometry, device: str, barrier: Barrier, free_bytes: Reading
+    ) -> None:
+        self.name = name
+        self.geometry = geometry
+        self.ledger = LeaseLedger(geometry)
+        self.backing = Backing(name, geometry, device, barrier)
+        self._barrier = barrier
+        self._free_bytes = free_bytes
+        self._limit = MemoryLimit(geometry)
+        self._segment: Segment | None = None
+        self._seen_bytes = geometry.virtual_bytes
+
+    def create(self, dtype: "torch.dtype") -> "list[torch.Tensor]":
+        """Reserve virtual memory; returns the rows of each layer as `dtype`."""
+        rows = self.backing.create(dtype)
+        self._segment = Segment(segment_name(self.name), self.geometry.virtual_bytes)
+        return rows
+
+    def hold_row_0(self) -> None:
+        """Give row 0 its memory, for good."""
+        self.backing.map(self.ledger.held_pages)
+        self._publish()
+
+    def lease(self, ids: Ids) -> None:
+        """Lease `ids` and give them memory: both, or AllocationMiss or LeaseError and neither."""
+        self._barrier.check()
+        pages = self.ledger.lease(ids)
+        try:
+            new = pages.size - int(np.count_nonzero(self.backing.is_mapped(pages)))
+            if new > self.room_count:
+                raise AllocationMiss(
+                    self.name,
+                    f"{new} more VMM pages are needed; {self.room_count} may be mapped",
+                )
+            self.backing.map(pages)
+        except BaseException:
+            self.ledger.release(ids)
+            raise
+        if new:
+            self._publish()
+
+    def release(self, ids: Ids) -> VmmPages:
+        """Drop leases; returns the pages to `unmap` once nobody reads or writes them."""
+        self._barrier.check()
+        return self.ledger.release(ids)
+
+    def clear(self) -> VmmPages:
+        """Drop all leases; returns the pages to `unmap` once nobody reads or writes them."""
+        self._barrier.check()
+        return self.ledger.clear()
+
+    def unmap(self, pages: VmmPages) -> None:
+        self.backing.unmap(pages)
+        self._publish()
+
+    @property
+    def room_count(self) -> int:
+        """How many VMM pages may be mapped in addition, by the limit and by the device."""
+        self._follow_operator()
+        by_limit = self._limit.page_count - self.backing.mapped_count
+        return max(0, min(by_limit, self._free_bytes() // self.geometry.bundle_bytes))
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the pool may not map all of itself."""
+        return self.room_count < self.backing.usable_count - self.backing.mapped_count
+
+    def leasable_count(self, ids: Ids) -> int:
+        """How many of `ids`, from the first one on, can be leased now."""
+        room = self.room_count
+        pages = self.geometry.vmm_pages_of(ids)
+        owner = np.repeat(np.arange(ids.size), self.geometry.span_of(ids))
+        _, firsts = np.unique(pages, return_index=True)
+        firsts = firsts[~self.backing.is_mapped(pages[firsts])]
+        wanted = np.bincount(owner[firsts], minlength=ids.size).cumsum()
+        return int(np.count_nonzero(wanted <= room))
+
+    @property
+    def mapped_bytes(self) -> int:
+        return self.backing.mapped_bytes
+
+    @property
+    def lost_ids(self) -> Ids:
+        """Ids that can never be leased again, since they lie on quarantined memory."""
+        return self.geometry.ids_on(self.backing.quarantined_pages)
+
+    @property
+    def limit_state(self) -> LimitState:
+        self._follow_operator()
+        return self._limit.state(self.mapped_bytes)
+
+    def set_memory_limit(self, limit_bytes: int, *, revision: int) -> LimitState:
+        """Put a limit in force, unless its revision is older or taken by another limit."""
+        self._barrier.check()
+        self._follow_operator()
+        return self._limit.set(limit_bytes, revision=revision, mapped_bytes=self.mapped_bytes)
+
+    def close(self) -> None:
+        """Remove the shared-memory segment."""
+        if self._segment is not None:
+            self._segment.close()
+
+    def _follow_operator(self) -> None:
+        """Take over a limit that kvctl has set; it comes after every revision so far."""
+        if self._segment is None or self._segment.limit_bytes == self._seen_bytes:
+            return
+        self._seen_bytes = self._segment.limit_bytes
+        self._limit.set(
+            max(0, self._seen_bytes),
+            revision=self._limit.revision + 1,
+            mapped_bytes=self.mapped_bytes,
+        )
+
+    def _publish(self) -> None:
+        self._free_bytes.forget()
+        if self._segment is not None:
+            self._segment.publish(self.mapped_bytes)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases over the managed pools of one model: all or nothing."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .errors import LeaseError
+from .geometry import Ids, PoolGeometry, VmmPages
+from .physical import FreeBytes, Reading, free_bytes_of
+from .pool import ManagedPool
+from .readiness import Barrier
+
+if TYPE_CHECKING:
+    import torch
+
+
+class IdSpace(Enum):
+    """Whose page ids a pool follows: those of SGLang's full or of its sliding-window allocator."""
+
+    FULL = "full"
+    SWA = "swa"
+
+
+Fence = Callable[[], None]
+"""Returns once nothing that was queued on the device reads or writes pool memory any more."""
+
+
+class ManagedPools:
+    """The managed pools of one model on one device. Not for use by several threads."""
+
+    def __init__(
+        self, device: str, *, fence: Fence | None = None, free_bytes: FreeBytes | None = None
+    ) -> None:
+        self.device = device
+        self.barrier = Barrier()
+        self._fence = fence or fence_of(device)
+        self._free_bytes = Reading(free_bytes or free_bytes_of(device))
+        self._spaces: dict[str, IdSpace] = {}
+        self._pools: dict[str, ManagedPool] = {}
+
+    def select(self, name: str, space: IdSpace) -> None:
+        """Declare a pool that will be made; no pool is ready before it is."""
+        self.barrier.select(name)
+        self._spaces[name] = space
+
+    def make(self, name: str, geometry: PoolGeometry, dtype: "torch.dtype") -> "list[torch.Tensor]":
+        """Make a selected pool; returns the rows of each layer as `dtype`.
+
+        A failure is one of all pools.
+        """
+        try:
+            pool = ManagedPool(name, geometry, self.device, self.barrier, self._free_bytes)
+            rows = pool.create(dtype)
+            self.barrier.made(name)
+        except Exception as error:
+            self.barrier.fail(f"pool {name} could not be made: {error}", error)
+            raise
+        self._pools[name] = pool
+        return rows
+
+    def open(self) -> None:
+        """Give every row 0 its memory; all pools are ready then, or have failed."""
+        self.barrier.open(self._hold_rows_0)
+
+    def lease(self, wanted: Mapping[IdSpace, Ids]) -> None:
+        """Lease ids in every pool of their spaces.
+
+        Raises AllocationMiss, LeaseError, NotReadyError or PoolFailedError; then no lease and no
+        memory of this call is left.
+        """
+        leased: list[tuple[ManagedPool, Ids]] = []
+        try:
+            for pool, ids in self._per_pool(wanted):
+                pool.lease(ids)
+                leased.append((pool, ids))
+        except BaseException:
+            # Nobody knows these ids yet: there is nothing to wait for.
+            for pool, ids in reversed(leased):
+                pool.unmap(pool.release(ids))
+            raise
+
+    def release(self, given: Mapping[IdSpace, Ids]) -> None:
+        """Drop leases in every pool of their spaces, and unmap once the device is done with them.
+
+        Raises LeaseError, with nothing changed, NotReadyError or PoolFailedError.
+        """
+        released: list[tuple[ManagedPool, Ids, VmmPages]] = []
+        try:
+            for pool, ids in self._per_pool(given):
+                released.append((pool, ids, pool.release(ids)))
+        except LeaseError:
+            for pool, ids, _ in reversed(released):
+                pool.ledger.lease(ids)
+            raise
+        self._unmap([(pool, pages) for pool, _, pages in released])
+
+    def clear(self, space: IdSpace) -> None:
+        """Drop all leases of a space; row 0 keeps its memory."""
+        self._unmap([(pool, pool.clear()) for pool in self.of(space)])
+
+    def of(self, space: IdSpace) -> Sequence[ManagedPool]:
+        """The pools that follow the ids of `space`."""
+        return [pool for pool in self if self._spaces[pool.name] is space]
+
+    def is_constrained(self, space: IdSpace) -> bool:
+        """Whether a limit or the device may keep some ids of `space` from being leased."""
+        return any(pool.is_constrained for pool in self.of(space))
+
+    def leasable_count(self, space: IdSpace, ids: Ids) -> int:
+        """How many of `ids`, from the first one on, can be leased now in every pool of `space`."""
+        return min((pool.leasable_count(ids) for pool in self.of(space)), default=ids.size)
+
+    def lost_ids(self, space: IdSpace) -> Ids:
+        """Ids that can never be leased again in one of the pools of `space`; ascending."""
+        empty = np.empty(0, dtype=np.int64)
+        return np.unique(np.concatenate([empty, *(pool.lost_ids for pool in self.of(space))]))
+
+    def close(self) -> None:
+        """Remove the shared-memory segments."""
+        for pool in self:
+            pool.close()
+
+    def __iter__(self) -> Iterator[ManagedPool]:
+        return iter(self._pools.values())
+
+    def __getitem__(self, name: str) -> ManagedPool:
+        return self._pools[name]
+
+    def _hold_rows_0(self) -> None:
+        for pool in self:
+            pool.hold_row_0()
+
+    def _per_pool(self, ids: Mapping[IdSpace, Ids]) -> Iterator[tuple[ManagedPool, Ids]]:
+        self.barrier.check()
+        for pool in self:
+            chosen = ids.get(self._spaces[pool.name])
+            if chosen is not None and chosen.size:
+                yield pool, chosen
+
+    def _unmap(self, pages: Sequence[tuple[ManagedPool, VmmPages]]) -> None:
+        if any(each.size for _, each in pages):
+            self._fence()
+            for pool, each in pages:
+                pool.unmap(each)
+
+
+def fence_of(device: str) -> Fence:
+    """A fence over all streams of a GPU; host memory needs none."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return lambda: None
+    return lambda: torch.cuda.synchronize(device)
