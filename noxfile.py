@@ -268,6 +268,7 @@ def faults(session: nox.Session) -> None:
 def tests_bench(session: nox.Session) -> None:
     """Test that the benchmarks compute what they print."""
     over, _ = demo_layer(session)
+    over = dataclasses.replace(over, variables={"PYTHONPATH": str(ROOT / "tests" / "bench")})
     conclude(session, [stackkit.run_repository_tests(WORKSPACE, "bench", over)])
 
 
