@@ -49,7 +49,6 @@ ELASTIC_SLICE = "exact-id"
 FAULT_LOOP = {
     "PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("faults", "e2e"))
 }
-BENCH = {"PYTHONPATH": str(ROOT / "tests" / "bench")}
 ELASTIC = {"PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("elastic", "e2e"))}
 RUNS = [
     stackkit.Run("tests-stack"),
@@ -280,7 +279,7 @@ def faults(session: nox.Session) -> None:
 def tests_bench(session: nox.Session) -> None:
     """Test that the benchmarks compute what they print."""
     over, _ = demo_layer(session)
-    over = dataclasses.replace(over, variables=BENCH)
+    over = dataclasses.replace(over, variables={"PYTHONPATH": str(ROOT / "tests" / "bench")})
     conclude(session, [stackkit.run_repository_tests(WORKSPACE, "bench", over)])
 
 

@@ -6,14 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.hicache_storage import (
-    HiCacheStorage,
-    PoolHitPolicy,
-    PoolTransfer,
-    PoolTransferResult,
-)
+from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolTransfer, PoolTransferResult
 
 from kvstrata.kvcr.boundaries import PoolPresence, legal_boundaries
+from kvstrata.kvcr.contract import ZeroCopyStorage
 from kvstrata.kvcr.hints import Hint, HintPolicy, carried
 from kvstrata.kvcr.losses import Discards
 from kvstrata.kvcr.metrics import NullRecorder
@@ -34,7 +30,7 @@ class Counting(NullRecorder):
         self.discarded_pages += pages
 
 
-class Shelf(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
+class Shelf(ZeroCopyStorage):
     """Answers as KvcrStore does, but for its `faults`, by the name of a call."""
 
     operation_timeout_seconds = 1.0
@@ -120,32 +116,6 @@ class Shelf(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no types
 
     def exists(self, key: str) -> bool:
         return key in self.held[PAGES_KV]
-
-    def get(self, key: str, target_location: object = None, target_sizes: object = None) -> None:
-        return None
-
-    def batch_get(
-        self, keys: Sequence[str], target_locations: object = None, target_sizes: object = None
-    ) -> list[None]:
-        return [None] * len(keys)
-
-    def set(
-        self,
-        key: str,
-        value: object = None,
-        target_location: object = None,
-        target_sizes: object = None,
-    ) -> bool:
-        return False
-
-    def batch_set(
-        self,
-        keys: Sequence[str],
-        values: object = None,
-        target_locations: object = None,
-        target_sizes: object = None,
-    ) -> bool:
-        return False
 
 
 def raising(answer: Any) -> Any:

@@ -4,7 +4,6 @@
 import gc
 import itertools
 from collections import Counter
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -20,20 +19,6 @@ OPERATIONS = 2_000
 """Over 10,000 operations the same was seen once; fewer keep the test short."""
 
 _SERIAL = itertools.count(1_000)
-
-
-@pytest.fixture
-def peer() -> Iterator[Peer]:
-    peer = Peer()
-    yield peer
-    peer.end()
-
-
-@pytest.fixture
-def target() -> Iterator[Target]:
-    target = Target()
-    yield target
-    target.runner.close()
 
 
 def operate(target: Target, peer: Peer, operations: int) -> Counter[str]:

@@ -4,7 +4,6 @@
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,27 +18,6 @@ from .memory import deadlines, key, pattern
 from .runners import DRAM_PAGES, PAGE_BYTES, PAGES, Peer, Target, running
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(scope="module")
-def peer() -> Iterator[Peer]:
-    peer = Peer()
-    yield peer
-    peer.end()
-
-
-@pytest.fixture
-def own_peer() -> Iterator[Peer]:
-    peer = Peer()
-    yield peer
-    peer.end()
-
-
-@pytest.fixture
-def target() -> Iterator[Target]:
-    target = Target()
-    yield target
-    target.runner.close()
 
 
 def test_deposited_pages_come_back_byte_for_byte(target: Target) -> None:

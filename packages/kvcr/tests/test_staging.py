@@ -3,7 +3,6 @@
 
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 from kvcr.types import CacheTier
@@ -15,27 +14,6 @@ from .memory import deadlines, key
 from .runners import DRAM_PAGES, Peer, Target, running
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(scope="module")
-def peer() -> Iterator[Peer]:
-    peer = Peer()
-    yield peer
-    peer.end()
-
-
-@pytest.fixture
-def own_peer() -> Iterator[Peer]:
-    peer = Peer()
-    yield peer
-    peer.end()
-
-
-@pytest.fixture
-def target() -> Iterator[Target]:
-    target = Target()
-    yield target
-    target.runner.close()
 
 
 def claims(target: Target) -> int:

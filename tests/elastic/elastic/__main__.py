@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         "--steps", type=_steps, default=150, metavar="N", help="steps in which requests come"
     )
     parser.add_argument(
-        "--crest", type=_positive, default=9, metavar="N", help="arrivals a step at a crest"
+        "--crest", type=_positive, default=8, metavar="N", help="arrivals a step at a crest"
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="what requests are drawn from"

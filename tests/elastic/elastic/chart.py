@@ -12,7 +12,7 @@ from .outcome import Outcome, Phase, Sample
 
 _SIZE_INCHES = (8.6, 5.4)
 _MIB = 1 << 20
-_HEADROOM = 1.09
+_HEADROOM = 1.13
 
 _LIGHT = {
     "ink": "#1f2430",
@@ -94,10 +94,10 @@ def _draw_memory(axes: Axes, outcome: Outcome) -> None:
     axes.annotate(
         f"native reservation, {native:.0f} MiB",
         (steps[-1], native),
-        xytext=(-4, -4),
+        xytext=(-2, 4),
         textcoords="offset points",
         ha="right",
-        va="top",
+        va="bottom",
         color=PALETTE["native"],
     )
     axes.fill_between(steps, mapped, step="post", color=PALETTE["mapped"], alpha=0.16, linewidth=0)
@@ -147,7 +147,7 @@ def _shade(axes: Axes, outcome: Outcome) -> None:
                 phase,
                 ((span[0] + span[1]) / 2, 1),
                 xycoords=("data", "axes fraction"),
-                xytext=(0, -32),
+                xytext=(0, -34),
                 textcoords="offset points",
                 ha="center",
                 va="top",

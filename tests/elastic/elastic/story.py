@@ -29,7 +29,7 @@ class Plan:
 
     steps: int = 150
     waves: int = 3
-    crest: int = 9
+    crest: int = 8
     seed: int = 0
 
     @property
