@@ -28,7 +28,7 @@ class MappingError(RuntimeError):
 
 def measure(rounds: int) -> tuple[Ratio, Ratio]:
     """Map and unmap alone; and a lease and a release with everything that belongs to them."""
-    return _backing_alone(rounds, vmm_pages=32), _whole_leases(rounds, vmm_pages=8)
+    return _backing_alone(rounds, vmm_pages=32), _whole_leases(rounds, vmm_pages=32)
 
 
 def _backing_alone(rounds: int, *, vmm_pages: int) -> Ratio:

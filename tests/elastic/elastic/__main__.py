@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         help="where to write",
     )
     parser.add_argument(
-        "--steps", type=_steps, default=150, metavar="N", help="steps in which requests come"
+        "--steps", type=_steps, default=120, metavar="N", help="steps in which requests come"
     )
     parser.add_argument(
         "--crest", type=_positive, default=8, metavar="N", help="arrivals a step at a crest"

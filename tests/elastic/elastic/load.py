@@ -27,7 +27,7 @@ class Wave:
     period_steps: int
     crest: int
     prompt_tokens: tuple[int, int] = (256, 2048)
-    answer_tokens: tuple[int, int] = (128, 512)
+    answer_tokens: tuple[int, int] = (128, 320)
 
     def arrivals(self, step: int) -> int:
         return round(self.crest * max(0.0, math.sin(2 * math.pi * step / self.period_steps)))

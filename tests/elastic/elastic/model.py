@@ -30,7 +30,7 @@ class Size:
     """Pages of the full and of the sliding-window ids, and the layers' compression ratios."""
 
     full_pages: int = 4096
-    swa_pages: int = 320
+    swa_pages: int = 256
     compression_ratios: tuple[int, ...] = (0, 4, 128, 4)
 
 

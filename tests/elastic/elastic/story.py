@@ -27,7 +27,7 @@ class StoryError(RuntimeError):
 class Plan:
     """How many steps bring requests; the limit comes half-way and goes after `lifted_step`."""
 
-    steps: int = 150
+    steps: int = 120
     waves: int = 3
     crest: int = 8
     seed: int = 0
