@@ -290,7 +290,7 @@ def bench_kvcr_overhead(session: nox.Session) -> None:
     over, others = demo_layer(session)
     options = ["--output", str(ROOT / "build" / "bench"), *others]
     if over.run("-m", "overhead", *options, cwd=ROOT / "tests" / "bench") != 0:
-        session.error("a ratio is beyond its limit, or the benchmark failed")
+        session.error("the benchmark failed, or a limit is exceeded")
 
 
 @nox.session(name="tests-elastic", requires=["base", *builds_of(ELASTIC_SLICE)])
@@ -321,7 +321,7 @@ def bench_exact_id(session: nox.Session) -> None:
     over = dataclasses.replace(over, variables=ELASTIC)
     options = ["--output", str(ROOT / "build" / "bench"), *others]
     if over.run("-m", "leases", *options, cwd=ROOT / "tests" / "bench") != 0:
-        session.error("a limit is exceeded, or the benchmark failed")
+        session.error("the benchmark failed, or a limit is exceeded")
 
 
 @nox.session(python=False, requires=["tools"])

@@ -15,14 +15,14 @@ class Ratio:
         name: what was done.
         product_seconds, peer_seconds: each round's time; rounds are paired by position.
         peer: what it is compared with.
-        limit: the ratio that must not be exceeded.
+        limit: the ratio that is not to be exceeded; None where none is wanted.
     """
 
     name: str
     product_seconds: tuple[float, ...]
     peer_seconds: tuple[float, ...]
     peer: str
-    limit: float
+    limit: float | None
 
     @property
     def product_median_seconds(self) -> float:
@@ -46,7 +46,7 @@ class Ratio:
 
     @property
     def kept(self) -> bool:
-        return self.value <= self.limit
+        return self.limit is None or self.value <= self.limit
 
 
 def seconds(work: Callable[[], object]) -> float:

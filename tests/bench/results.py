@@ -22,10 +22,16 @@ def ratio_table(ratios: Sequence[Ratio]) -> Table:
             f"{ratio.peer_median_seconds * 1000:.3g} ms",
             f"{ratio.value:.3g}",
             f"{low:.3g} to {high:.3g}",
-            f"{ratio.limit:g}",
+            "" if ratio.limit is None else f"{ratio.limit:g}",
             style=None if ratio.kept else "red",
         )
     return table
+
+
+def verdict(ratios: Sequence[Ratio]) -> str:
+    """Which ratios are beyond their limits."""
+    beyond = [ratio.name for ratio in ratios if not ratio.kept]
+    return f"beyond the limit: {'; '.join(beyond)}" if beyond else "every ratio is within its limit"
 
 
 def ratio_document(ratio: Ratio) -> Mapping[str, object]:

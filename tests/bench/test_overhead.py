@@ -6,6 +6,7 @@ import pytest
 from overhead import report
 from overhead.growth import Growth
 from paired import Ratio, in_turn, seconds
+from results import verdict
 
 
 def ratio(product: float, *, limit: float = 1.1) -> Ratio:
@@ -18,6 +19,13 @@ def test_a_ratio_is_that_of_the_medians_and_is_held_against_its_limit() -> None:
     assert measured.kept
     assert not ratio(2.3).kept
     assert measured.spread == (0.5, 50.0)
+
+
+def test_without_a_limit_any_ratio_is_kept_and_none_is_beyond() -> None:
+    unlimited = Ratio("work", (9.0,) * 4, (2.0,) * 4, peer="the same", limit=None)
+    assert unlimited.kept
+    assert verdict([unlimited, ratio(2.0)]) == "every ratio is within its limit"
+    assert verdict([unlimited, ratio(2.3)]) == "beyond the limit: work"
 
 
 def test_each_takes_its_turn_at_being_first() -> None:

@@ -16,8 +16,8 @@ two sizes, and with their memory against kvcached's own calls. Each figure is a 
 measured in turn, in this run. Then puts a load in waves on SGLang's DeepSeek-V4 pool and compares,
 at each step, what is mapped with what has to be. Writes exact-id.json."""
 _EPILOG = """\
-Exit status: 0 if everything is within its limits, 1 if something is not. A busy machine widens the
-spread, which is printed."""
+Exit status: 0; 1 if the wrong memory was mapped, or with --strict if a ratio is beyond its limit. A
+busy machine widens the spread, which is printed."""
 _WIDTH_OF_A_FILE = 160
 
 
@@ -46,7 +46,8 @@ def main() -> int:
     report.show(console, ratios, exactness)
     options.output.mkdir(parents=True, exist_ok=True)
     report.write(options.output / "exact-id.json", ratios, exactness)
-    return 0 if exactness.kept and all(ratio.kept for ratio in ratios) else 1
+    within = all(ratio.kept for ratio in ratios)
+    return 0 if exactness.kept and (within or not options.strict) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--steps", type=int, default=80, metavar="N", help="steps in which requests come"
     )
+    parser.add_argument("--strict", action="store_true", help="fail if a ratio is beyond its limit")
     return parser
 
 

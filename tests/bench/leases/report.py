@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from paired import Ratio
-from results import ratio_document, ratio_table
+from results import ratio_document, ratio_table, verdict
 from rich.console import Console
 
 from .exactness import Exactness
@@ -16,6 +16,7 @@ from .exactness import Exactness
 def show(console: Console, ratios: Sequence[Ratio], exactness: Exactness) -> None:
     """One row per ratio, then what was mapped."""
     console.print(ratio_table(ratios))
+    console.print(verdict(ratios))
     console.print(
         f"waved load, {len(exactness.steps)} steps, up to {exactness.peak_bytes:,} bytes mapped: "
         f"{len(exactness.different)} steps with other bytes than expected; "

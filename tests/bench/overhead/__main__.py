@@ -15,8 +15,8 @@ Measures what kvstrata-kvcr adds: a hint on SGLang's scheduler thread, reading a
 a local restore against KVCR alone on the same references, and memory after many operations. Each
 figure is a ratio of two medians measured in turn, in this run. Writes overhead.json."""
 _EPILOG = """\
-Exit status: 0 if every ratio is within its limit, 1 if one is not. A busy machine widens the
-spread, which is printed."""
+Exit status: 0; 1 if memory grew, or with --strict if a ratio is beyond its limit. A busy machine
+widens the spread, which is printed."""
 _WIDTH_OF_A_FILE = 160
 
 
@@ -45,7 +45,8 @@ def main() -> int:
     report.show(console, ratios, grown)
     options.output.mkdir(parents=True, exist_ok=True)
     report.write(options.output / "overhead.json", ratios, grown)
-    return 0 if grown.kept and all(ratio.kept for ratio in ratios) else 1
+    within = all(ratio.kept for ratio in ratios)
+    return 0 if grown.kept and (within or not options.strict) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--operations", type=int, default=10_000, metavar="N", help="for the growth of memory"
     )
+    parser.add_argument("--strict", action="store_true", help="fail if a ratio is beyond its limit")
     return parser
 
 

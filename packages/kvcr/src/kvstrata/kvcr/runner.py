@@ -37,7 +37,7 @@ from .preflight import check_port_free
 
 logger = logging.getLogger(__name__)
 
-_SHORTEST_POLL_SECONDS = 0.0002
+_SHORTEST_POLL_SECONDS = 0.0001
 _POLLS_PER_WAIT = 50
 _IDLE_POLL_SECONDS = 0.008
 _SOURCE_CHECK_SECONDS = 1.0
