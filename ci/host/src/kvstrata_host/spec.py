@@ -83,7 +83,7 @@ class ServerSpec:
             "max-total-tokens": self.max_total_tokens,
             "max-running-requests": self.max_running_requests,
             "context-length": self.context_tokens,
-            "mem-fraction-static": 0.2,
+            "mem-fraction-static": 0.5,
             "hicache-ratio": self.hicache_ratio,
             "hicache-mem-layout": self.layout,
             "hicache-io-backend": self.io_backend,
