@@ -3,6 +3,7 @@ import json
 from pathlib import Path
 
 import pytest
+from command import exit_status
 from overhead import report
 from overhead.growth import Growth
 from paired import Ratio, in_turn, seconds
@@ -26,6 +27,14 @@ def test_without_a_limit_any_ratio_is_kept_and_none_is_beyond() -> None:
     assert unlimited.kept
     assert verdict([unlimited, ratio(2.0)]) == "every ratio is within its limit"
     assert verdict([unlimited, ratio(2.3)]) == "beyond the limit: work"
+
+
+def test_a_ratio_beyond_its_limit_fails_a_strict_run_alone_and_wrong_facts_fail_any() -> None:
+    beyond = [ratio(2.3)]
+    assert exit_status(beyond, kept=True, strict=False) == 0
+    assert exit_status(beyond, kept=True, strict=True) == 1
+    assert exit_status([ratio(2.0)], kept=True, strict=True) == 0
+    assert exit_status([ratio(2.0)], kept=False, strict=False) == 1
 
 
 def test_each_takes_its_turn_at_being_first() -> None:

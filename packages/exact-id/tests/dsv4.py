@@ -18,6 +18,7 @@ with warnings.catch_warnings():
 
 from kvstrata.exact_id.discovery import managed_pools_of
 from kvstrata.exact_id.transaction import ManagedPools
+from kvstrata_host.dsv4 import PAGE_TOKENS, make_device_pool
 
 __all__ = [
     "FULL_PAGES",
@@ -32,7 +33,6 @@ __all__ = [
     "publish_configuration",
 ]
 
-PAGE_TOKENS = 256
 RATIOS = [0, 4, 128, 4]
 FULL_PAGES = 64
 SWA_PAGES = 40
@@ -45,29 +45,11 @@ def publish_configuration() -> None:
 
 
 def make_pool(**changes: Any) -> DeepSeekV4TokenToKVPool:
-    full = FULL_PAGES * PAGE_TOKENS
-    given: dict[str, Any] = {
-        "max_num_reqs": 4,
-        "swa_size": SWA_PAGES * PAGE_TOKENS,
-        "c4_size": full // 4,
-        "c128_size": full // 128,
-        "c4_state_pool_size": 64,
-        "c128_state_pool_size": 64,
-        "page_size": PAGE_TOKENS,
-        "swa_page_size": PAGE_TOKENS,
-        "dtype": torch.float8_e4m3fn,
-        "c4_state_dtype": torch.float32,
-        "c128_state_dtype": torch.float32,
-        "qk_nope_head_dim": 448,
-        "qk_rope_head_dim": 64,
-        "indexer_head_dim": 128,
-        "device": "cpu",
-        "enable_memory_saver": False,
-        "compression_ratios": RATIOS,
-        **changes,
-    }
-    given.setdefault("layer_num", len(given["compression_ratios"]))
-    return DeepSeekV4TokenToKVPool(**given)
+    ratios = changes.pop("compression_ratios", RATIOS)
+    pool: DeepSeekV4TokenToKVPool = make_device_pool(
+        FULL_PAGES * PAGE_TOKENS, SWA_PAGES * PAGE_TOKENS, ratios, **changes
+    )
+    return pool
 
 
 def make_allocator(

@@ -45,11 +45,6 @@ class Replica(Rank):
             kind, *path, storage_backend="kvcr", extra_config=settings, sidecars=sidecars
         )
         self.settings = settings
-        try:
-            self.store.start()
-        except Exception:
-            self.close()
-            raise
 
 
 @contextmanager

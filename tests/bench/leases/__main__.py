@@ -1,36 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command line of the benchmark."""
 
-import argparse
-import logging
-import os
 import sys
-import warnings
-from pathlib import Path
 
-from rich.console import Console
+from command import begin, exit_status, parser, progress
 
 _DESCRIPTION = """\
 Measures exact-id's leases against SGLang's free list and against kvcached's manager, in pools of
 two sizes, and with their memory against kvcached's own calls. Each figure is a ratio of two medians
 measured in turn, in this run. Then puts a load in waves on SGLang's DeepSeek-V4 pool and compares,
 at each step, what is mapped with what has to be. Writes exact-id.json."""
-_EPILOG = """\
-Exit status: 0; 1 if the wrong memory was mapped, or with --strict if a ratio is beyond its limit. A
-busy machine widens the spread, which is printed."""
-_WIDTH_OF_A_FILE = 160
 
 
 def main() -> int:
-    options = _parser().parse_args()
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
-    logging.disable(logging.INFO)
-    warnings.simplefilter("ignore")
-
-    def progress(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    progress(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; importing SGLang")
+    command = parser(
+        "leases", description=_DESCRIPTION, failure="the wrong memory was mapped", rounds=201
+    )
+    command.add_argument(
+        "--steps", type=int, default=80, metavar="N", help="steps in which requests come"
+    )
+    options = command.parse_args()
+    console = begin()
+    progress("importing SGLang")
     from elastic.model import Size, make_model, prepare
 
     prepare()
@@ -46,28 +37,7 @@ def main() -> int:
     report.show(console, ratios, exactness)
     options.output.mkdir(parents=True, exist_ok=True)
     report.write(options.output / "exact-id.json", ratios, exactness)
-    within = all(ratio.kept for ratio in ratios)
-    return 0 if exactness.kept and (within or not options.strict) else 1
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m leases",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument(
-        "--output", type=Path, default=Path("build/bench"), metavar="FOLDER", help="where to write"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=201, metavar="N", help="how often each is measured"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=80, metavar="N", help="steps in which requests come"
-    )
-    parser.add_argument("--strict", action="store_true", help="fail if a ratio is beyond its limit")
-    return parser
+    return exit_status(ratios, kept=exactness.kept, strict=options.strict)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .model import PAGE_TOKENS, WINDOW_TOKENS, Model
+from kvstrata_host.dsv4 import PAGE_TOKENS
+
+from .model import WINDOW_TOKENS, Model
 
 STEP_TOKENS = 16
 """Tokens that every running request decodes in a step."""

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from kvstrata.exact_id.discovery import managed_pools_of
 from kvstrata.exact_id.ownership import SWA
 from kvstrata.exact_id.pool import ManagedPool
+from kvstrata_host.dsv4 import PAGE_TOKENS, make_device_pool
 
 if TYPE_CHECKING:
     import torch
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
     from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
 
-PAGE_TOKENS = 256
 WINDOW_TOKENS = 128
 
 
@@ -68,32 +68,12 @@ def make_model(size: Size) -> Model:
     """Make the pool, one rank of one stage, on the device `cpu`."""
     import torch
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
-    from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
     from sglang.srt.runtime_context import get_context
 
     get_context().override_server_args().install()
     full_tokens = size.full_pages * PAGE_TOKENS
     swa_tokens = size.swa_pages * PAGE_TOKENS
-    pool = DeepSeekV4TokenToKVPool(
-        max_num_reqs=4,
-        swa_size=swa_tokens,
-        c4_size=full_tokens // 4,
-        c128_size=full_tokens // 128,
-        c4_state_pool_size=64,
-        c128_state_pool_size=64,
-        page_size=PAGE_TOKENS,
-        swa_page_size=PAGE_TOKENS,
-        dtype=torch.float8_e4m3fn,
-        c4_state_dtype=torch.float32,
-        c128_state_dtype=torch.float32,
-        qk_nope_head_dim=448,
-        qk_rope_head_dim=64,
-        indexer_head_dim=128,
-        layer_num=len(size.compression_ratios),
-        device="cpu",
-        enable_memory_saver=False,
-        compression_ratios=list(size.compression_ratios),
-    )
+    pool = make_device_pool(full_tokens, swa_tokens, size.compression_ratios)
     allocator = SWATokenToKVPoolAllocator(
         full_tokens, swa_tokens, PAGE_TOKENS, torch.float8_e4m3fn, "cpu", pool, need_sort=False
     )

@@ -10,6 +10,8 @@ import dataclasses
 import warnings
 from typing import Any
 
+from kvstrata_host.dsv4 import PAGE_TOKENS as _V4_PAGE_TOKENS
+from kvstrata_host.dsv4 import make_device_pool
 from kvstrata_host.rank import LAYERS, PAGE_TOKENS, bring_up, make_indexer, make_pools
 
 with warnings.catch_warnings():
@@ -20,7 +22,6 @@ with warnings.catch_warnings():
         Mamba2StateDType,
         Mamba2StateShape,
     )
-    from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
     from sglang.srt.mem_cache.memory_pool import MambaPool, MHATokenToKVPool
     from sglang.srt.mem_cache.memory_pool_host import (
         DeepSeekV4PagedHostPool,
@@ -33,7 +34,6 @@ with warnings.catch_warnings():
 
 HYBRIDS = ("swa", "mamba", "indexer", "v4")
 
-_V4_PAGE_TOKENS = 256
 _V4_PAGES = 12
 _V4_RATIOS = [0, 4, 128, 4]
 _WINDOW_TOKENS = 8 * PAGE_TOKENS
@@ -101,26 +101,7 @@ def make_v4(layout: str) -> dict[str, Any]:
     """DeepSeek-V4's host pools: an anchor without bytes, compressed KV, indexer, window, states."""
     bring_up()
     tokens = 4 * _V4_PAGE_TOKENS
-    device = DeepSeekV4TokenToKVPool(
-        max_num_reqs=4,
-        swa_size=tokens // 2,
-        c4_size=tokens // 4,
-        c128_size=tokens // 128,
-        c4_state_pool_size=64,
-        c128_state_pool_size=64,
-        page_size=_V4_PAGE_TOKENS,
-        swa_page_size=_V4_PAGE_TOKENS,
-        dtype=torch.float8_e4m3fn,
-        c4_state_dtype=torch.float32,
-        c128_state_dtype=torch.float32,
-        qk_nope_head_dim=448,
-        qk_rope_head_dim=64,
-        indexer_head_dim=128,
-        layer_num=len(_V4_RATIOS),
-        device="cpu",
-        enable_memory_saver=False,
-        compression_ratios=_V4_RATIOS,
-    )
+    device = make_device_pool(tokens, tokens // 2, _V4_RATIOS)
 
     def paged(name: str, buffers: list[torch.Tensor]) -> Any:  # noqa: ANN401
         return DeepSeekV4PagedHostPool(
