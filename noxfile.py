@@ -324,6 +324,45 @@ def bench_exact_id(session: nox.Session) -> None:
         session.error("the benchmark failed, or a limit is exceeded")
 
 
+@nox.session(python=False)
+@reported
+def evidence(session: nox.Session) -> None:
+    """Print what was validated of every slice at its present tree; what was not, with the reason."""
+    found = [each for entry in SLICES for each in stackkit.standings(WORKSPACE, entry)]
+    session.log("\n" + stackkit.evidence_table(found))
+
+
+@nox.session(name="evidence-record", python=False)
+@reported
+def evidence_record(session: nox.Session) -> None:
+    """Write stacks/evidence/ from the results of the slices named behind `--`, or of all."""
+    unknown = [name for name in session.posargs if name not in SLICES]
+    if unknown:
+        session.error(f"unknown {', '.join(unknown)}; slices are {', '.join(SLICES)}")
+    for slice_id in session.posargs or SLICES:
+        session.log(str(stackkit.record(WORKSPACE, slice_id).relative_to(ROOT)))
+
+
+def add_describe(slice_id: str) -> None:
+    @nox.session(name=f"describe-{slice_id}", python=False)
+    @reported
+    def describe(session: nox.Session) -> None:
+        """Print the pull request's text, or check the edited one that `-- --check FILE` names."""
+        parser = argparse.ArgumentParser(f"nox -s {session.name} --", allow_abbrev=False)
+        parser.add_argument("--check", type=Path, metavar="FILE")
+        edited = parser.parse_args(session.posargs).check
+        if edited is None:
+            signer = stackkit.Checkout(ROOT).signer()
+            print(stackkit.describe(WORKSPACE, slice_id, signer=signer), end="")
+        else:
+            stackkit.check(WORKSPACE, slice_id, edited.read_text(encoding="utf-8"))
+
+
+for each, entry in SLICES.items():
+    if entry.pull_request is not None:
+        add_describe(each)
+
+
 @nox.session(python=False, requires=["tools"])
 @reported
 def lint(session: nox.Session) -> None:

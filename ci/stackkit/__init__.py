@@ -2,13 +2,17 @@
 """The stack model and what the sessions of noxfile.py do with it."""
 
 from . import contracts
+from .checkout import Checkout
+from .description import DescriptionError, check, describe
 from .environment import Environment, Layer, Recipe, SetupError, check_compiler
 from .error import StackkitError
+from .evidence import Evidence, EvidenceError, record
 from .kvcached_host import KvcachedHost
 from .package import Package, disagreements
 from .relabel import RelabelError, relabel
 from .results import GateResult, Run, SessionResult, closing_line, table
 from .stack import HOST, Gate, Pin, PullRequest, Slice, Stack, StackError, Stacks, Upstream, load
+from .standing import Standing, evidence_table, standings
 from .testrun import run_gates
 from .validation import (
     ValidationError,
@@ -25,7 +29,11 @@ from .workspace import Workspace
 
 __all__ = [
     "HOST",
+    "Checkout",
+    "DescriptionError",
     "Environment",
+    "Evidence",
+    "EvidenceError",
     "Gate",
     "GateResult",
     "KvcachedHost",
@@ -44,22 +52,28 @@ __all__ = [
     "StackkitError",
     "Stacks",
     "StaleWheelError",
+    "Standing",
     "Upstream",
     "ValidationError",
     "Wheel",
     "WheelError",
     "Workspace",
+    "check",
     "check_compiler",
     "closing_line",
     "contracts",
+    "describe",
     "disagreements",
+    "evidence_table",
     "gather",
     "install",
     "install_kvcached",
     "load",
+    "record",
     "relabel",
     "run_gates",
     "run_repository_tests",
+    "standings",
     "table",
     "validate",
     "validate_host",

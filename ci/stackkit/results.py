@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
+from .circumstances import Circumstances
 from .stack import HOST, Gate
 
 
@@ -20,7 +22,10 @@ class SkippedTest(msgspec.Struct, frozen=True):
 
 
 class GateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The run of one gate; errors in setup and teardown count as failures."""
+    """The run of one gate; errors in setup and teardown count as failures.
+
+    `log_sha256` is that of pytest's own report, empty where no test was started.
+    """
 
     gate: str
     kind: str
@@ -32,6 +37,7 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     result: Literal["pass", "fail", "not_run"]
     reason: str = ""
+    log_sha256: str = ""
 
 
 class Run(NamedTuple):
@@ -41,17 +47,31 @@ class Run(NamedTuple):
     release: str = ""
 
     @property
+    def name(self) -> str:
+        return f"{self.session}-on-{self.release}" if self.release else self.session
+
+    @property
     def file(self) -> str:
-        return f"{self.session}-on-{self.release}.json" if self.release else f"{self.session}.json"
+        return f"{self.name}.json"
+
+    @property
+    def command(self) -> str:
+        """What a person types to run it again."""
+        behind = f" -- --{HOST} {self.release}" if self.release else ""
+        return f"python3 -m nox -s {self.session}{behind}"
 
 
 class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a run; `packages` holds the digest of each package whose code was tested."""
+    """What came of a run; `packages` holds the digest of each package whose code was tested.
+
+    `circumstances` are those of a run of a slice's gates.
+    """
 
     session: str
     release: str
     packages: dict[str, str]
     gates: tuple[GateResult, ...]
+    circumstances: Circumstances | None = None
 
     @property
     def run(self) -> Run:
@@ -97,6 +117,23 @@ def judge(gate: Gate, junit: Path, *, exit_code: int) -> GateResult:
         skipped=tuple(_skips(cases)),
         seconds=sum(float(case.get("time", 0)) for case in cases),
         result=result,
+        reason=reason,
+        log_sha256=hashlib.sha256(junit.read_bytes()).hexdigest() if junit.is_file() else "",
+    )
+
+
+def unstarted(gate: Gate, reason: str) -> GateResult:
+    """The result of a gate that cannot run here."""
+    return GateResult(
+        gate=gate.id,
+        kind=gate.kind,
+        required=gate.required,
+        min_tests=gate.min_tests,
+        passed=0,
+        failed=0,
+        skipped=(),
+        seconds=0.0,
+        result="fail" if gate.required else "not_run",
         reason=reason,
     )
 

@@ -34,7 +34,11 @@ class StackError(StackkitError):
 
 
 class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A host project; `release` stands for the base until an export pins a commit and its tree."""
+    """A host project; `release` stands for the base until an export pins a commit and its tree.
+
+    `series` is the common title of the pull requests; `sign_off` says whether the project asks for
+    a developer's certificate of origin.
+    """
 
     id: Id
     repository: Text
@@ -42,6 +46,8 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     release: Text
     base_commit: ObjectId | None = None
     base_tree: ObjectId | None = None
+    series: Text | None = None
+    sign_off: bool = False
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -60,11 +66,15 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How a slice is offered upstream; `template` names the template of the description."""
+    """How a slice is offered upstream; `template` names the template of the description.
+
+    `number` is what the upstream calls it, once it is open.
+    """
 
     title: Text
     template: Text
     status: Literal["planned", "draft", "open", "merged", "closed"]
+    number: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -99,6 +109,10 @@ class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     @property
     def validation(self) -> str:
         return f"validate-{self.id}"
+
+    @property
+    def application(self) -> str:
+        return f"apply-{self.id}"
 
     @property
     def releases(self) -> tuple[str, ...]:
@@ -140,6 +154,22 @@ class Stacks:
     def pinned(self, slice_id: str) -> frozenset[str]:
         """The third-party distributions that the closure pins."""
         return frozenset(pin.distribution for entry in self.closure(slice_id) for pin in entry.pins)
+
+    def upstream(self, slice_id: str) -> Upstream | None:
+        """The host project that the slice is offered to, if any."""
+        for stack in self.stacks.values():
+            for entry in stack.slices:
+                if entry.id == slice_id:
+                    return next(
+                        (each for each in stack.upstreams if each.id == entry.upstream), None
+                    )
+        return None
+
+    def series(self, slice_id: str) -> tuple[Slice, ...]:
+        """The slices that are offered to the slice's upstream, predecessors first."""
+        upstream = self.slices[slice_id].upstream
+        offered = (each for each in self.slices.values() if each.pull_request is not None)
+        return tuple(each for each in offered if each.upstream == upstream)
 
     def outsiders(self, slice_id: str) -> tuple[Slice, ...]:
         """Every slice outside the closure: successors and those of other branches."""
@@ -224,10 +254,14 @@ def _slice_faults(entry: Slice, known: set[str], upstreams: list[str]) -> Iterat
     yield from _repeated("gates", [f"{gate.kind} in {gate.session}" for gate in entry.gates])
     for index, gate in enumerate(entry.gates):
         expected = gate.session == entry.validation
+        allowed = repr(entry.validation)
         if gate.kind == "bench":
             expected = gate.session.startswith("bench-")
+            allowed = "'bench-<name>'"
+        if gate.kind == "integration":
+            expected = gate.session in {entry.validation, entry.application}
+            allowed = f"{entry.validation!r} or {entry.application!r}"
         if not expected:
-            allowed = "'bench-<name>'" if gate.kind == "bench" else repr(entry.validation)
             yield (
                 f"gates[{index}].session",
                 f"{gate.session!r} for kind {gate.kind!r}, not {allowed}",

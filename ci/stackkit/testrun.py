@@ -3,31 +3,40 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from .circumstances import accelerators
 from .environment import Layer
-from .results import GateResult, judge
+from .results import GateResult, judge, unstarted
 from .stack import Gate
 
 _TEST_TIMEOUT_S = 300
 
 
 def run_gates(
-    gates: Sequence[Gate], tests: Path, layer: Layer, *, settings: Path, cwd: Path
+    gates: Sequence[Gate], tests: Path, layer: Layer, *, settings: Path, cwd: Path, logs: Path
 ) -> tuple[GateResult, ...]:
-    """Run `tests` with the pytest settings of the file `settings`, from the folder `cwd`."""
-    with tempfile.TemporaryDirectory() as folder:
-        results = []
-        for gate in gates:
-            junit = Path(folder) / f"{gate.id}.xml"
-            options: list[str | Path] = ["-c", settings, "--rootdir", cwd, "-p", "no:cacheprovider"]
-            options += ["--timeout", str(_TEST_TIMEOUT_S), "--junit-xml", junit]
-            options += ["-m", selection(gate, gates), tests]
-            exit_code = layer.run("-m", "pytest", *options, cwd=cwd)
-            results.append(judge(gate, junit, exit_code=exit_code))
-        return tuple(results)
+    """Run `tests` with the pytest settings of the file `settings`, from the folder `cwd`.
+
+    pytest's own report of each gate stays in the folder `logs`. A gate of kind gpu is not started
+    on a machine without a CUDA device: its tests then run, and are skipped, with the cpu tests.
+    """
+    devices = accelerators()
+    started = [gate for gate in gates if gate.kind != "gpu" or devices]
+    results = []
+    for gate in gates:
+        if gate not in started:
+            results.append(unstarted(gate, "no CUDA device"))
+            continue
+        junit = logs / f"{gate.id}.xml"
+        junit.unlink(missing_ok=True)
+        options: list[str | Path] = ["-c", settings, "--rootdir", cwd, "-p", "no:cacheprovider"]
+        options += ["--timeout", str(_TEST_TIMEOUT_S), "--junit-xml", junit]
+        options += ["-m", selection(gate, started), tests]
+        exit_code = layer.run("-m", "pytest", *options, cwd=cwd)
+        results.append(judge(gate, junit, exit_code=exit_code))
+    return tuple(results)
 
 
 def selection(gate: Gate, gates: Sequence[Gate]) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from .checkout import Checkout
+from .circumstances import Circumstances
 from .environment import Layer
 from .error import StackkitError
 from .package import Package
@@ -42,22 +44,35 @@ def validate(workspace: Workspace, slice_id: str, layer: Layer) -> SessionResult
     check_requirements(workspace, slice_id, layer)
     check_imports(workspace, slice_id, layer)
     entry = workspace.stacks.slices[slice_id]
+    run = Run(entry.validation, layer.release)
+    checkout = Checkout(workspace.root)
+    pinned = pinned_distributions(workspace, slice_id, layer)
+    circumstances = Circumstances.begin(checkout, run.command, pinned)
     gates = [gate for gate in entry.gates if gate.session == entry.validation]
-    results = run_away(workspace, packages[-1], gates, layer)
+    results = run_away(workspace, packages[-1], gates, layer, run=run)
     return SessionResult(
-        session=entry.validation, release=layer.release, packages=digests, gates=results
+        session=run.session,
+        release=run.release,
+        packages=digests,
+        gates=results,
+        circumstances=circumstances.end(checkout),
     )
+
+
+def pinned_distributions(workspace: Workspace, slice_id: str, layer: Layer) -> dict[str, str]:
+    """The versions of torch, pytest and what the closure pins, as `layer` would import them."""
+    wanted = {*workspace.stacks.pinned(slice_id), "torch", "pytest"}
+    installed = _probe(layer, []).distributions
+    return {name: version for name, version in installed.items() if name.lower() in wanted}
 
 
 def validate_host(workspace: Workspace, layer: Layer) -> SessionResult:
     """Run the tests of the host, with no slice installed."""
     host = workspace.host
     digests = install(workspace, [host], layer)
-    gates = [_whole("tests-host")]
-    results = run_away(workspace, host, gates, layer)
-    return SessionResult(
-        session="tests-host", release=layer.release, packages=digests, gates=results
-    )
+    run = Run("tests-host", layer.release)
+    results = run_away(workspace, host, [_whole(run.session)], layer, run=run)
+    return SessionResult(session=run.session, release=run.release, packages=digests, gates=results)
 
 
 def validate_kvcached_host(workspace: Workspace, layer: Layer) -> SessionResult:
@@ -65,25 +80,29 @@ def validate_kvcached_host(workspace: Workspace, layer: Layer) -> SessionResult:
     host = workspace.host
     digests = install(workspace, [host], layer)
     install_kvcached(workspace, layer)
-    gates = [_whole("tests-kvcached-host")]
-    results = run_away(workspace, host, gates, layer, tests=Path("kvcached_host", "tests"))
-    return SessionResult(
-        session="tests-kvcached-host", release=layer.release, packages=digests, gates=results
-    )
+    run = Run("tests-kvcached-host", layer.release)
+    gates = [_whole(run.session)]
+    results = run_away(workspace, host, gates, layer, run=run, tests=Path("kvcached_host", "tests"))
+    return SessionResult(session=run.session, release=run.release, packages=digests, gates=results)
 
 
 def run_repository_tests(workspace: Workspace, kind: str, layer: Layer) -> SessionResult:
     """Run the tests that cross packages, tests/<kind>, in place."""
-    gates = [_whole(f"tests-{kind}")]
-    tests = workspace.root / "tests" / kind
-    results = run_gates(gates, tests, layer, settings=workspace.settings, cwd=workspace.root)
-    return SessionResult(session=f"tests-{kind}", release=layer.release, packages={}, gates=results)
+    run = Run(f"tests-{kind}", layer.release)
+    results = run_gates(
+        [_whole(run.session)],
+        workspace.root / "tests" / kind,
+        layer,
+        settings=workspace.settings,
+        cwd=workspace.root,
+        logs=workspace.logs(run.name),
+    )
+    return SessionResult(session=run.session, release=run.release, packages={}, gates=results)
 
 
 def gather(workspace: Workspace, runs: Sequence[Run]) -> list[SessionResult]:
     """The results of `runs`; one that is absent or of other files counts as failed."""
-    packages = [workspace.host, *(workspace.package(each) for each in workspace.stacks.slices)]
-    present = {package.distribution: package.digest() for package in packages}
+    present = present_digests(workspace)
     found = []
     for run in runs:
         result = SessionResult.read(workspace.results, run)
@@ -91,6 +110,12 @@ def gather(workspace: Workspace, runs: Sequence[Run]) -> list[SessionResult]:
             result = SessionResult(session=run.session, release=run.release, packages={}, gates=())
         found.append(result)
     return found
+
+
+def present_digests(workspace: Workspace) -> dict[str, str]:
+    """The digest of every package's present files, by distribution."""
+    packages = [workspace.host, *(workspace.package(each) for each in workspace.stacks.slices)]
+    return {package.distribution: package.digest() for package in packages}
 
 
 def _whole(session: str) -> Gate:
@@ -189,6 +214,7 @@ def run_away(
     gates: Sequence[Gate],
     layer: Layer,
     *,
+    run: Run,
     tests: Path = Path("tests"),
 ) -> tuple[GateResult, ...]:
     """Run the tests of `package` from a temporary copy, out of reach of the sources.
@@ -203,4 +229,11 @@ def run_away(
             if file.is_relative_to(tests):
                 (work / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(package.folder / file, work / file)
-        return run_gates(gates, copied, layer, settings=workspace.settings, cwd=work)
+        return run_gates(
+            gates,
+            copied,
+            layer,
+            settings=workspace.settings,
+            cwd=work,
+            logs=workspace.logs(run.name),
+        )

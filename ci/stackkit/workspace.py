@@ -31,6 +31,14 @@ class Workspace:
     def results(self) -> Path:
         return self.root / "build" / "results"
 
+    def logs(self, run: str) -> Path:
+        """Where pytest's own reports of a run stay."""
+        return self.results / "logs" / run
+
+    @property
+    def evidence(self) -> Path:
+        return self.root / "stacks" / "evidence"
+
     @property
     def environments(self) -> Path:
         return self.root / ".nox"
