@@ -327,7 +327,7 @@ def bench_exact_id(session: nox.Session) -> None:
 @nox.session(python=False)
 @reported
 def evidence(session: nox.Session) -> None:
-    """Print what was validated of every slice at its present tree; what was not, with the reason."""
+    """Print what was validated of every slice at its present tree, and why the rest was not."""
     found = [each for entry in SLICES for each in stackkit.standings(WORKSPACE, entry)]
     session.log("\n" + stackkit.evidence_table(found))
 

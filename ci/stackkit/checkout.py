@@ -17,9 +17,9 @@ class Checkout:
 
     root: Path
 
-    def changes(self) -> list[str]:
+    def changes(self, folder: str = ".") -> list[str]:
         """The files that differ from HEAD or that git does not know, as `git status` lists them."""
-        listed = self._git("status", "--porcelain", "--untracked-files=all", "--", ".", _APART)
+        listed = self._git("status", "--porcelain", "--untracked-files=all", "--", folder, _APART)
         return [] if listed is None else listed.splitlines()
 
     def commit(self) -> str:

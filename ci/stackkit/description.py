@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a slice's pull request: the author's words, and rows that are the evidence's alone."""
+"""The text of a slice's pull request: the author's words, and rows of the evidence alone."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _sign_off(workspace: Workspace, slice_id: str, signer: str) -> str:
         return ""
     if not signer:
         raise DescriptionError(
-            f"{slice_id}: {upstream.id} asks for a sign-off; fix: git config user.name and user.email"
+            f"{slice_id}: {upstream.id} asks for a sign-off; set user.name and user.email in git"
         )
     return f"\nSigned-off-by: {signer}"
 

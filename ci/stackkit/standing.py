@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from .checkout import Checkout
@@ -57,28 +57,35 @@ class Standing:
 def standings(workspace: Workspace, slice_id: str) -> Iterator[Standing]:
     """One for each declared gate on each supported release; raises EvidenceError.
 
-    A row that was made with other predecessors than the present ones is no evidence.
+    A row that was made with other predecessors than the present ones is no evidence, and nothing
+    is while files of the slice differ from HEAD.
     """
     entry = workspace.stacks.slices[slice_id]
     checkout = Checkout(workspace.root)
-    tree = checkout.tree(entry.package)
-    trees = {
-        each.distribution: checkout.tree(each.package)
-        for each in workspace.stacks.closure(slice_id)
-    }
+    closure = workspace.stacks.closure(slice_id)
+    trees = {each.distribution: checkout.tree(each.package) for each in closure}
+    tree = trees[entry.distribution]
+    changed = any(checkout.changes(each.package) for each in closure)
     evidence = read(workspace, slice_id)
     for gate in entry.gates:
         for release in entry.releases or ("",):
             row = _find(evidence, gate.id, release)
-            reason = f"no evidence at tree {tree[:_SHORT]}" if row is None else row.reason
-            if row is not None:
-                other = [
-                    name for name, wheel in row.wheels.items() if trees.get(name) != wheel.tree
-                ]
-                if other or trees.keys() - row.wheels.keys():
-                    names = ", ".join(other) or "a predecessor"
-                    row, reason = None, f"the evidence is of another tree of {names}"
-            yield Standing(slice_id, gate, release, tree, row, reason)
+            fault = "no commit holds the present files" if changed else _unfit(row, trees, tree)
+            if row is None or fault:
+                yield Standing(slice_id, gate, release, tree, None, fault)
+            else:
+                yield Standing(slice_id, gate, release, tree, row, row.reason)
+
+
+def _unfit(row: Row | None, trees: Mapping[str, str], tree: str) -> str:
+    """Why `row` says nothing of the closure with these trees, or nothing."""
+    if row is None:
+        return f"no evidence at tree {tree[:_SHORT]}"
+    tested = {name: wheel.tree for name, wheel in row.wheels.items()}
+    other = sorted(
+        name for name in trees.keys() | tested.keys() if trees.get(name) != tested.get(name)
+    )
+    return f"the evidence is of another {', '.join(other)}" if other else ""
 
 
 def evidence_table(found: Iterable[Standing]) -> str:

@@ -3,63 +3,27 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stackkit import (
     Environment,
-    Layer,
     Run,
-    SessionResult,
     StaleWheelError,
     ValidationError,
-    Wheel,
-    Workspace,
     disagreements,
     gather,
     table,
-    validate,
 )
 
-SETTINGS = Path(__file__).parents[2] / "pyproject.toml"
-PYPROJECT = """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
+from .synthetic import GPU_GATE, PASSING, Checkout, write
 
-[project]
-name = "{name}"
-version = "0.1.0"
-dependencies = [{dependencies}]
-
-[tool.hatch.build.targets.wheel]
-packages = ["src/{package}"]
-"""
-STACK = """
-[[slices]]
-id = "{id}"
-package = "packages/{id}"
-requires = [{requires}]
-pins = []
-
-[[slices.gates]]
-id = "{id}-cpu"
-kind = "cpu"
-session = "validate-{id}"
-required = true
-min_tests = 1
-"""
-PASSING = """
-import {module}
-
-def test_passes():
-    assert {module}.__file__
-"""
 FAILING = """
 import pytest
 
@@ -76,90 +40,21 @@ def test_fails():
 def test_passes():
     assert True
 """
-GPU_GATE = """
-[[slices.gates]]
-id = "bottom-gpu"
-kind = "gpu"
+GPU_TEST = """
+import pytest
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(True, reason="no device")]
+
+def test_on_it():
+    assert pytestmark
+"""
+CPU_GATE = """
+id = "bottom-cpu"
+kind = "cpu"
 session = "validate-bottom"
-required = false
+required = true
 min_tests = 1
 """
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class Checkout:
-    root: Path
-    layer: Layer
-
-    @property
-    def workspace(self) -> Workspace:
-        return Workspace.open(self.root)
-
-    def write(self, file: str, text: str) -> None:
-        write(self.root / file, text)
-
-    def edit(self, file: str, old: str, new: str) -> None:
-        text = (self.root / file).read_text(encoding="utf-8")
-        assert old in text
-        self.write(file, text.replace(old, new))
-
-    def build(self, *names: str) -> list[Wheel]:
-        workspace = self.workspace
-        packages = [
-            workspace.host if name == "ci-host" else workspace.package(name) for name in names
-        ]
-        return [
-            Wheel.build(package, workspace.wheels(package), python=Path(sys.executable))
-            for package in packages
-        ]
-
-    def validate(self, slice_id: str) -> SessionResult:
-        result = validate(self.workspace, slice_id, self.layer)
-        result.write(self.workspace.results)
-        return result
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """Made once, with the wheels of both slices and of the host."""
-    folder = tmp_path_factory.mktemp("built")
-    root = folder / "checkout"
-    write(root / "pyproject.toml", SETTINGS.read_text(encoding="utf-8"))
-    write(root / ".gitignore", "build/\n")
-    subprocess.run(["git", "init", "--quiet", root], check=True)
-    stack = 'title = "Synthetic"\n'
-    stack += STACK.format(id="top", requires='"bottom"') + STACK.format(id="bottom", requires="")
-    write(root / "stacks" / "synthetic.toml", stack)
-    for name, dependencies in (("bottom", ""), ("top", '"kvstrata-bottom>=0.1,<0.2"')):
-        package = root / "packages" / name
-        text = PYPROJECT.format(
-            name=f"kvstrata-{name}", package="kvstrata", dependencies=dependencies
-        )
-        write(package / "pyproject.toml", text)
-        write(package / "src" / "kvstrata" / name / "__init__.py", "")
-        write(package / "tests" / "test_it.py", PASSING.format(module=f"kvstrata.{name}"))
-    host = PYPROJECT.format(name="kvstrata-ci-host", package="kvstrata_host", dependencies="")
-    write(root / "ci" / "host" / "pyproject.toml", host)
-    write(root / "ci" / "host" / "src" / "kvstrata_host" / "__init__.py", "")
-    thin = folder / "thin"
-    virtualenv = [sys.executable, "-m", "virtualenv", "--quiet", "--no-periodic-update"]
-    subprocess.run([*virtualenv, thin], check=True)
-    made = Checkout(root, Layer(Environment(thin), (Environment(Path(sys.prefix)),)))
-    made.build("ci-host", "bottom", "top")
-    return made
-
-
-@pytest.fixture
-def checkout(built: Checkout, tmp_path: Path) -> Checkout:
-    """A copy of its own for each test."""
-    shutil.copytree(built.root.parent, tmp_path / "copy", symlinks=True)
-    thin = Environment(tmp_path / "copy" / "thin")
-    return Checkout(tmp_path / "copy" / "checkout", Layer(thin, built.layer.bases))
 
 
 def test_a_slice_is_tested_from_the_wheels_of_its_closure(checkout: Checkout) -> None:
@@ -222,15 +117,46 @@ def test_failures_errors_and_what_cannot_be_collected_fail(checkout: Checkout) -
     assert not collected.succeeded
 
 
-def test_an_optional_gate_with_no_test_to_run_is_reported_as_not_run(checkout: Checkout) -> None:
-    stack = (checkout.root / "stacks" / "synthetic.toml").read_text(encoding="utf-8")
-    checkout.write("stacks/synthetic.toml", stack + GPU_GATE)
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the driver's tool prints on this machine, in place of the real one."""
+    listed = tmp_path / "devices"
+    write(tmp_path / "bin" / "nvidia-smi", f"#!/bin/sh\ncat '{listed}'\n")
+    (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    return listed
+
+
+def test_the_gpu_tests_are_skipped_and_their_gate_not_run_where_there_is_no_device(
+    checkout: Checkout, devices: Path
+) -> None:
+    devices.write_text("", encoding="utf-8")
+    checkout.edit("stacks/synthetic.toml", CPU_GATE, CPU_GATE + GPU_GATE)
+    checkout.write("packages/bottom/tests/test_gpu.py", GPU_TEST)
+    checkout.build("bottom")
 
     result = checkout.validate("bottom")
 
     assert result.succeeded
     assert [gate.result for gate in result.gates] == ["pass", "not_run"]
-    assert result.gates[1].reason == "0 tests ran, 1 must"
+    assert [skip.reason for skip in result.gates[0].skipped] == ["no device"]
+    assert result.gates[1].reason == "no CUDA device"
+
+
+def test_the_gpu_tests_run_in_their_own_gate_where_there_is_a_device(
+    checkout: Checkout, devices: Path
+) -> None:
+    devices.write_text("A device\n", encoding="utf-8")
+    checkout.edit("stacks/synthetic.toml", CPU_GATE, CPU_GATE + GPU_GATE)
+
+    without = checkout.validate("bottom")
+    checkout.write("packages/bottom/tests/test_gpu.py", GPU_TEST.replace("True", "False"))
+    checkout.build("bottom")
+    result = checkout.validate("bottom")
+
+    assert [gate.result for gate in without.gates] == ["pass", "not_run"]
+    assert without.gates[1].reason == "0 tests ran, 1 must"
+    assert [(gate.passed, len(gate.skipped)) for gate in result.gates] == [(1, 0), (1, 0)]
 
 
 @pytest.mark.parametrize(
