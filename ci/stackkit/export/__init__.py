@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slices as pull requests: their files and edits on an upstream's tree, one commit for each."""
+
+from .base import Base, of_clone, of_installed, of_sdist
+from .branch import Branch, Commit, Slice, build
+from .declared import layer_of, stack_of, tree_of
+from .edits import (
+    END,
+    START,
+    AddBranch,
+    AddElement,
+    AddImport,
+    AddParameter,
+    Edit,
+    EditError,
+    Insert,
+    PassArgument,
+    Place,
+    Remove,
+    after,
+    before,
+)
+from .error import ExportError
+from .git import Repository
+from .layer import File, Layer, folder
+from .names import Names
+from .places import Anchor, Assigns, Calls, Tests
+from .rebase import Fate, Rebase, rebase
+from .style import Style
+
+__all__ = [
+    "END",
+    "START",
+    "AddBranch",
+    "AddElement",
+    "AddImport",
+    "AddParameter",
+    "Anchor",
+    "Assigns",
+    "Base",
+    "Branch",
+    "Calls",
+    "Commit",
+    "Edit",
+    "EditError",
+    "ExportError",
+    "Fate",
+    "File",
+    "Insert",
+    "Layer",
+    "Names",
+    "PassArgument",
+    "Place",
+    "Rebase",
+    "Remove",
+    "Repository",
+    "Slice",
+    "Style",
+    "Tests",
+    "after",
+    "before",
+    "build",
+    "folder",
+    "layer_of",
+    "of_clone",
+    "of_installed",
+    "of_sdist",
+    "rebase",
+    "stack_of",
+    "tree_of",
+]
