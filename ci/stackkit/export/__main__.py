@@ -15,12 +15,12 @@ from ..error import StackkitError
 from ..stack import Upstream
 from ..workspace import Workspace
 from . import patches
-from .ready import ready
 from .base import Base, of_clone, of_installed, of_sdist
 from .branch import Branch, build
 from .declared import stack_of
 from .error import ExportError
 from .git import Repository
+from .ready import ready
 from .rebase import rebase
 
 RELEASED = "released"

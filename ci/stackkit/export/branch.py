@@ -83,7 +83,7 @@ def build(base: Base, slices: Sequence[Slice]) -> Branch:
 
 
 def check_words(base: Base, entry: Slice, parent: str, commit: str) -> None:
-    """Raise ExportError for an added line that speaks of the plugin, or has a path of this machine."""
+    """Raise ExportError for an added line about the plugin or with a path of this machine."""
     unwanted = (*entry.layer.unwanted, str(entry.root))
     diff = base.repository.run("diff", "--unified=0", "--no-color", parent, commit)
     file = ""

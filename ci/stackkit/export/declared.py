@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slices of a checkout as they are exported: packages/<slice>/upstream/layer.py has the layer."""
+"""The slices of a checkout as they are exported; packages/<slice>/upstream/layer.py has each."""
 
 from __future__ import annotations
 

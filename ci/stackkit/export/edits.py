@@ -104,7 +104,7 @@ class Insert(Edit):
     """Insert statements.
 
     Args:
-        spaced: whether an empty line precedes them.
+        spaced: whether an empty line is between them and what stood there.
     """
 
     where: Place
@@ -114,20 +114,37 @@ class Insert(Edit):
     def _change(self, module: cst.Module, target: Definition) -> cst.Module:
         if holds(target, self.code):
             raise EditError(self, "applied", "has these statements already")
-        added = _statements(self.code, spaced=self.spaced)
+        added = _statements(self.code)
         if self.where.anchor is not None:
             found = self._only(self.where.anchor.find(target), str(self.where.anchor))
-            run = [*added, found] if self.where.at == "before" else [found, *added]
+            if self.where.at == "before":
+                run = self._beside(
+                    [_spaced(added[0]) if self.spaced else added[0], *added[1:]], [found]
+                )
+            else:
+                run = self._beside([found], added)
             return _replaced(module, target, found, run)
         block = target if isinstance(target, cst.Module) else getattr(target, "body", None)
         if not isinstance(block, cst.Module | cst.IndentedBlock):
             raise EditError(self, "changed", "has no block of its own")
         body = list(block.body)
         at = len(body) if self.where.at == "end" else int(_has_docstring(body))
-        changed = block.with_changes(body=[*body[:at], *added, *body[at:]])
+        if self.where.at == "end":
+            run = self._beside(body, added)
+        else:
+            run = [*body[:at], *self._beside(added, body[at:])]
+        changed = block.with_changes(body=run)
         if isinstance(changed, cst.Module):
             return changed
         return _replaced(module, target, block, [changed])
+
+    def _beside(
+        self, first: Sequence[cst.BaseStatement], second: Sequence[cst.BaseStatement]
+    ) -> list[cst.BaseStatement]:
+        """Statements one after the other, with an empty line between if they are to be spaced."""
+        if not (self.spaced and first and second):
+            return [*first, *second]
+        return [*first, _spaced(second[0]), *second[1:]]
 
 
 @dataclass(frozen=True)
@@ -187,10 +204,25 @@ class PassArgument(Edit):
         if not isinstance(parsed, cst.Call) or parsed.args[0].keyword is None:
             raise TypeError(self.argument)
         keyword = parsed.args[0].keyword.value
-        if any(each.keyword is not None and each.keyword.value == keyword for each in call.args):
+        if any(_is_keyword(each, keyword) for each in call.args):
             raise EditError(self, "applied", f"passes {keyword} to {self.function} already")
         passed = call.with_changes(args=_appended(call.args, parsed.args[0]))
         return _replaced(module, target, call, [passed])
+
+
+@dataclass(frozen=True)
+class DropArgument(Edit):
+    """Drop a keyword argument of the one call of a function."""
+
+    function: str
+    keyword: str
+
+    def _change(self, module: cst.Module, target: Definition) -> cst.Module:
+        call = self._only(calls(target, self.function), f"the call of {self.function}")
+        kept = [each for each in call.args if not _is_keyword(each, self.keyword)]
+        if len(kept) == len(call.args):
+            raise EditError(self, "changed", f"{self.function} is not passed {self.keyword}")
+        return _replaced(module, target, call, [call.with_changes(args=kept)])
 
 
 @dataclass(frozen=True)
@@ -256,17 +288,27 @@ class Remove(Edit):
         return _replaced(module, target, found, [])
 
 
-def _statements(text: str, *, spaced: bool = False) -> list[cst.BaseStatement]:
+def _statements(text: str) -> list[cst.BaseStatement]:
     """Statements with the comments above them, to be put into a block."""
     inside = textwrap.indent(textwrap.dedent(text).strip("\n"), "    ")
     parsed = cst.parse_statement(f"def f():\n{inside}\n")
     if not isinstance(parsed, cst.FunctionDef) or not isinstance(parsed.body, cst.IndentedBlock):
         raise TypeError(text)
-    body = list(parsed.body.body)
-    if spaced and isinstance(body[0], cst.SimpleStatementLine | cst.BaseCompoundStatement):
-        lines = [cst.EmptyLine(indent=False), *body[0].leading_lines]
-        body[0] = body[0].with_changes(leading_lines=lines)
-    return body
+    return list(parsed.body.body)
+
+
+def _spaced(statement: cst.BaseStatement) -> cst.BaseStatement:
+    """A statement with an empty line above it and its comments."""
+    if not isinstance(statement, cst.SimpleStatementLine | cst.BaseCompoundStatement):
+        return statement
+    lines = statement.leading_lines
+    if lines and lines[0].comment is None:
+        return statement
+    return statement.with_changes(leading_lines=[cst.EmptyLine(indent=False), *lines])
+
+
+def _is_keyword(argument: cst.Arg, keyword: str) -> bool:
+    return argument.keyword is not None and argument.keyword.value == keyword
 
 
 def _has_docstring(body: Sequence[cst.CSTNode]) -> bool:

@@ -165,9 +165,9 @@ def moved_to(name: str, tree: Path) -> Iterator[str]:
     last = name.rpartition(".")[2]
     for place in sorted(tree.rglob("*.py")):
         text = place.read_text(encoding="utf-8", errors="replace")
-        if f"def {last}(" in text or f"class {last}" in text:
-            if definitions(cst.parse_module(text), name):
-                yield place.relative_to(tree).as_posix()
+        named = f"def {last}(" in text or f"class {last}" in text
+        if named and definitions(cst.parse_module(text), name):
+            yield place.relative_to(tree).as_posix()
 
 
 def _package(source: str) -> str:

@@ -189,8 +189,7 @@ def _own_parts(statement: cst.BaseStatement) -> Iterator[cst.CSTNode]:
         part = getattr(statement, name, None)
         if isinstance(part, cst.CSTNode):
             yield part
-    for item in getattr(statement, "items", ()):
-        yield item
+    yield from getattr(statement, "items", ())
 
 
 def _targets(small: cst.BaseSmallStatement) -> list[str]:

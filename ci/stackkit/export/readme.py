@@ -37,7 +37,7 @@ def readme(
         body = "\n".join(f"## {each}\n{found[each].rstrip()}\n" for each in sections)
         body = _MARK.sub("", f"{top.strip()}\n\n{body}")
         for start in without:
-            kept = [line for line in body.splitlines(True) if not line.startswith(start)]
+            kept = [line for line in body.splitlines(keepends=True) if not line.startswith(start)]
             if len(kept) == len(body.splitlines()):
                 raise ExportError("README.md", start, "no line starts so", "correct `without`")
             body = "".join(kept)

@@ -64,15 +64,13 @@ class Rebase:
         """Each edit with its fate, and the range-diff in short."""
         moved = len(self.refused)
         read = sum(fate.target_changed and not fate.refusal for fate in self.fates)
-        return "\n".join(
-            [
-                f"{self.old.base.label} -> {self.new.base.label}",
-                *map(str, self.fates),
-                f"{len(self.fates) - moved} of {len(self.fates)} edits apply, {read} of them to a "
-                f"target that changed; {moved} refused",
-                self.range_diff("--no-patch").rstrip(),
-            ]
+        total = (
+            f"{len(self.fates) - moved} of {len(self.fates)} edits apply, {read} of them to a "
+            f"target that changed; {moved} refused"
         )
+        bases = f"{self.old.base.label} -> {self.new.base.label}"
+        commits = self.range_diff("--no-patch").rstrip()
+        return "\n".join([bases, *map(str, self.fates), total, commits])
 
 
 def rebase(old: Branch, base: Base, slices: Sequence[Slice]) -> Rebase:

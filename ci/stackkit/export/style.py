@@ -57,7 +57,7 @@ class Style:
                 if strict:
                     self._refuse(self._findings(root, [file]), known)
 
-    def _finish_edited(self, root: Path, file: str, before: str) -> "Counter[tuple[str, str, str]]":
+    def _finish_edited(self, root: Path, file: str, before: str) -> Counter[tuple[str, str, str]]:
         """Format the edit; returns what the linter had to say before."""
         place = root / file
         after = place.read_text(encoding="utf-8")
@@ -72,12 +72,12 @@ class Style:
         return findings
 
     def _refuse(
-        self, found: "Counter[tuple[str, str, str]]", known: "Counter[tuple[str, str, str]]"
+        self, found: Counter[tuple[str, str, str]], known: Counter[tuple[str, str, str]]
     ) -> None:
         for file, code, message in found - known:
             raise ExportError(file, code, message, "write the edit so that the linter passes")
 
-    def _findings(self, root: Path, files: Iterable[str]) -> "Counter[tuple[str, str, str]]":
+    def _findings(self, root: Path, files: Iterable[str]) -> Counter[tuple[str, str, str]]:
         """What the linter finds, without lines, which move."""
         done = self._ruff(root, "check", "--output-format", "concise", "--quiet", *files)
         found: Counter[tuple[str, str, str]] = Counter()
@@ -88,9 +88,7 @@ class Style:
                 found[place.split(":")[0], code.rstrip(":"), message] += 1
         return found
 
-    def _ruff(
-        self, root: Path, command: str, *arguments: str
-    ) -> "subprocess.CompletedProcess[str]":
+    def _ruff(self, root: Path, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         settings = [] if self._has_settings(root) else self._settings(command)
         done = subprocess.run(
             [sys.executable, "-m", "ruff", command, "--no-cache", *settings, *arguments],

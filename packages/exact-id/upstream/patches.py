@@ -8,8 +8,7 @@ from typing import Any
 
 from kvcached.integration.patch_base import BasePatch
 from kvcached.integration.version_utils import VersionAwarePatch, version_range
-
-from .gating import SGLANG_VERSION
+from kvstrata.exact_id.gating import SGLANG_VERSION
 
 SGLANG_RANGE = f"=={SGLANG_VERSION}"
 
@@ -68,7 +67,7 @@ class DeepSeekV4AllocatorPatch(_ExactIdPatch):
     patch_name = "deepseek_v4_allocator"
 
     def wrappers(self) -> Wrappers:
-        from . import swa
+        from kvstrata.exact_id import swa
 
         return {
             "__init__": swa.build,
@@ -122,7 +121,7 @@ class DeepSeekV4PoolPatch(_ExactIdPatch):
         )
 
     def wrappers(self) -> Wrappers:
-        from . import construction
+        from kvstrata.exact_id import construction
 
         return {
             "__init__": construction.build,
@@ -132,16 +131,16 @@ class DeepSeekV4PoolPatch(_ExactIdPatch):
 
 
 def _state_buffers(original: Callable[..., Any], kvcache: Any) -> Any:
-    from .ownership import SWA
-    from .whole_buffers import refuse
+    from kvstrata.exact_id.ownership import SWA
+    from kvstrata.exact_id.whole_buffers import refuse
 
     refuse(kvcache, (SWA,), "PD transfer")
     return original(kvcache)
 
 
 def _build_hicache(original: Callable[..., Any], *, kvcache: Any, **kwargs: Any) -> Any:
-    from .ownership import POOLS
-    from .whole_buffers import refuse
+    from kvstrata.exact_id.ownership import POOLS
+    from kvstrata.exact_id.whole_buffers import refuse
 
     refuse(kvcache, POOLS, "HiCache")
     return original(kvcache=kvcache, **kwargs)
@@ -150,8 +149,8 @@ def _build_hicache(original: Callable[..., Any], *, kvcache: Any, **kwargs: Any)
 def _build_linker(
     original: Callable[..., Any], kvcache: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    from .ownership import POOLS
-    from .whole_buffers import refuse
+    from kvstrata.exact_id.ownership import POOLS
+    from kvstrata.exact_id.whole_buffers import refuse
 
     refuse(kvcache, POOLS, "a cache linker")
     return original(kvcache, *args, **kwargs)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcached.integration.sglang.exact_id import patches
+from kvstrata.exact_id import patches
 
 AUTOPATCH = Path(patches.__file__).parents[1] / "autopatch.py"
 

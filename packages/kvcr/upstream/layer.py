@@ -10,6 +10,7 @@ from stackkit.export import (
     AddParameter,
     Assigns,
     Calls,
+    DropArgument,
     Edit,
     File,
     Insert,
@@ -98,8 +99,8 @@ ATTACHING: tuple[Edit, ...] = (
             for entry in getattr(self.mem_pool_host, "entries", ()):
                 self.storage_backend.register_mem_host_pool_v2(entry.host_pool, entry.name)
             self.storage_backend.start()
-
         """,
+        spaced=True,
     ),
     Insert(
         ATTACHMENT,
@@ -128,8 +129,8 @@ PAGES: tuple[Edit, ...] = (
             # Ranks agree on a boundary that each of them may resume at.
             answer_queries(self)
             return
-
         """,
+        spaced=True,
     ),
     Insert(
         HYBRID,
@@ -141,8 +142,8 @@ PAGES: tuple[Edit, ...] = (
 
             read(self, operation)
             return
-
         """,
+        spaced=True,
     ),
     Insert(
         HYBRID,
@@ -154,8 +155,8 @@ PAGES: tuple[Edit, ...] = (
 
             back_up(self, operation)
             return
-
         """,
+        spaced=True,
     ),
 )
 
@@ -239,6 +240,10 @@ HINTED: tuple[Edit, ...] = (
     AddImport(AGREEMENT, "", HINTS, "RequestHint"),
 )
 
+HELPED: tuple[Edit, ...] = (
+    DropArgument("python/sglang/test/kvcr/runners.py", "Peer.start", "subprocess.Popen", "cwd"),
+)
+
 WITHOUT_NIXL_THREAD: tuple[Edit, ...] = (
     Remove(STORE, "KvcrStore.__init__", Tests("not self._config.nixl_progress_thread")),
     Remove(f"{HOME}/config.py", "KvcrConfig.nixl_progress_thread"),
@@ -318,7 +323,7 @@ and all emit the same acknowledgements whatever fails on one of them.
             registered(10),
         ),
     ),
-    edits=(*CHOICE, *ATTACHING, *PAGES, *HINTED, *WITHOUT_NIXL_THREAD),
+    edits=(*CHOICE, *ATTACHING, *PAGES, *HINTED, *HELPED, *WITHOUT_NIXL_THREAD),
     left_out={
         "activation.py, hooks.py, plugin.py": "the edits stand in their place",
         "nixl_thread.py": "changes KVCR, which SGLang does not patch; KVCR has to offer it",
