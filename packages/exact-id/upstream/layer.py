@@ -100,12 +100,12 @@ CONSTRUCTION = instead(
         ),
         "from sglang.srt.utils import is_hip\n": (
             "from sglang.srt.utils import is_hip\n\n"
+            "from kvcached import utils\n"
             "from kvcached.integration.patch_base import enable_kvcached\n"
-            "from kvcached.utils import CONTIGUOUS_LAYOUT\n"
         ),
         "if not is_enabled(os.environ):": "if not enable_kvcached():",
         "        kvcached_version=kvcached_version(),\n": "",
-        "contiguous_layout=contiguous_layout(),": "contiguous_layout=bool(CONTIGUOUS_LAYOUT),",
+        "contiguous_layout=contiguous_layout(),": "contiguous_layout=bool(utils.CONTIGUOUS_LAYOUT),",
         """def contiguous_layout() -> bool | None:
     \"\"\"The layout of kvcached in this process; None without kvcached.\"\"\"
     try:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The patches, applied as kvcached's autopatch applies them."""
 
-from kvcached.integration.patch_base import PatchManager
-from kvstrata.exact_id import patches
-
 
 def load() -> None:
+    # Not before kvcached's environment is set.
+    from kvcached.integration.patch_base import PatchManager
+    from kvstrata.exact_id import patches
+
     manager = PatchManager("sglang")
     chosen = (
         patches.DeepSeekV4AllocatorPatch(),
