@@ -253,6 +253,7 @@ tests/test_sglang_exact_id_patches.py, tests/test_sglang_exact_id_readiness.py.
             "/ci/host/src/kvstrata_host/leases", CHECKS, "__init__.py any_order.py fixtures.py model.py"
         ),
         File("upstream/checks/plugin.py", f"{CHECKS}/plugin.py"),
+        File("upstream/checks/test_autopatch.py", "tests/test_autopatch.py"),
         *folder(
             "tests",
             "tests",
