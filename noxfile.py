@@ -43,6 +43,11 @@ SOURCES = [
     "tests/elastic",
 ]
 RELEASES = WORKSPACE.stacks.releases
+EXPORTED = [
+    slice_id
+    for slice_id, entry in SLICES.items()
+    if entry.upstream and (ROOT / entry.package / "upstream" / "layer.py").is_file()
+]
 BUILD_KVCACHED = "build-kvcached-host"
 DEMO_SLICE = "kvcr"
 ELASTIC_SLICE = "exact-id"
@@ -63,6 +68,8 @@ RUNS = [
     stackkit.Run("tests-faults", RELEASES[0]),
     stackkit.Run("tests-bench", RELEASES[0]),
     stackkit.Run("tests-elastic", RELEASES[0]),
+    stackkit.Run("tests-export", RELEASES[0]),
+    *(stackkit.Run(SLICES[slice_id].application) for slice_id in EXPORTED),
 ]
 TESTED = list(dict.fromkeys(run.session for run in RUNS))
 
@@ -93,9 +100,14 @@ def layer(session: nox.Session, release: str) -> stackkit.Layer:
     own = stackkit.Environment(Path(session.bin).parent)
     bases = [make(session, "base", BASE)]
     if release != RELEASES[0]:
-        recipe = stackkit.Recipe((WORKSPACE.release_lock(release),))
-        bases.insert(0, make(session, f"{stackkit.HOST}-{release}", recipe))
+        bases.insert(0, release_environment(session, release))
     return stackkit.Layer(own, tuple(bases), release)
+
+
+def release_environment(session: nox.Session, release: str) -> stackkit.Environment:
+    """The environment of another release of SGLang, to be laid over the base."""
+    recipe = stackkit.Recipe((WORKSPACE.release_lock(release),))
+    return make(session, f"{stackkit.HOST}-{release}", recipe)
 
 
 def layers(session: nox.Session, releases: Sequence[str]) -> Iterator[stackkit.Layer]:
@@ -182,11 +194,14 @@ BUILD_HOST = add_build(WORKSPACE.host)
 BUILDS = {slice_id: add_build(WORKSPACE.package(slice_id)) for slice_id in SLICES}
 
 
-def builds_of(slice_id: str) -> list[str]:
+def foundations_of(slice_id: str) -> list[str]:
     kvcached = [BUILD_KVCACHED] if "kvcached" in WORKSPACE.stacks.pinned(slice_id) else []
+    return [BUILD_HOST, *kvcached]
+
+
+def builds_of(slice_id: str) -> list[str]:
     return [
-        BUILD_HOST,
-        *kvcached,
+        *foundations_of(slice_id),
         *(BUILDS[entry.id] for entry in WORKSPACE.stacks.closure(slice_id)),
     ]
 
@@ -234,6 +249,58 @@ def tests_stack(session: nox.Session) -> None:
     made = make(session, "tools", TOOLS)
     over = stackkit.Layer(made, (made,), variables={"PYTHONPATH": str(ROOT / "ci")})
     conclude(session, [stackkit.run_repository_tests(WORKSPACE, "stack", over)])
+
+
+def run_export(session: nox.Session, command: str, slice_id: str) -> None:
+    """Call `python -m stackkit.export`, and tell it where the releases of the upstream are."""
+    places = {}
+    base = make(session, "base", BASE)
+    if SLICES[slice_id].upstream == stackkit.HOST:
+        others = [each for each in RELEASES[1:] if each in session.posargs]
+        places = {each: release_environment(session, each).site_packages for each in others}
+        places[RELEASES[0]] = base.site_packages
+    elif "kvcached" in WORKSPACE.stacks.pinned(slice_id):
+        archive = WORKSPACE.kvcached_host.sources_as_released(base, ROOT / "build" / "upstreams")
+        places[archive.name.removeprefix("kvcached-").removesuffix(".tar.gz")] = archive
+    options = [word for release, at in places.items() for word in ("--source", f"{release}={at}")]
+    options += ["--root", str(ROOT), *session.posargs]
+    arguments = ["-m", "stackkit.export", command, slice_id, *options]
+    run_tool(session, "python", *arguments, PYTHONPATH=str(ROOT / "ci"))
+
+
+def add_export(slice_id: str) -> None:
+    @nox.session(name=f"export-{slice_id}", python=False, requires=["base", "tools"])
+    @reported
+    def export(session: nox.Session) -> None:
+        """The slice and those below it as commits on their upstream; see build/export/."""
+        run_export(session, "export", slice_id)
+
+    wheels = foundations_of(slice_id)
+
+    @nox.session(name=SLICES[slice_id].application, requires=["base", "tools", *wheels])
+    @reported
+    def apply(session: nox.Session) -> None:
+        """Apply the exported patches to a clean tree, and test that tree; see build/apply/."""
+        run_export(session, "apply", slice_id)
+        over = layer(session, RELEASES[0])
+        conclude(session, [stackkit.validate_applied(WORKSPACE, slice_id, over)])
+
+
+for each in EXPORTED:
+    add_export(each)
+
+
+@nox.session(name="tests-export", python=False, requires=["base", "tools"])
+@reported
+def tests_export(session: nox.Session) -> None:
+    """Test how slices are exported, on small upstreams and on the released SGLang."""
+    made, released = make(session, "tools", TOOLS), make(session, "base", BASE)
+    variables = {
+        "PYTHONPATH": str(ROOT / "ci"),
+        "RELEASED_SGLANG": f"{RELEASES[0]}={released.site_packages}",
+    }
+    over = stackkit.Layer(made, (made,), RELEASES[0], variables)
+    conclude(session, [stackkit.run_repository_tests(WORKSPACE, "export", over)])
 
 
 @nox.session(name="tests-e2e", requires=["base", *builds_of(DEMO_SLICE)])

@@ -2,6 +2,7 @@
 """The stack model and what the sessions of noxfile.py do with it."""
 
 from . import contracts
+from .applied import Applied, check_tree, validate_applied
 from .checkout import Checkout
 from .description import DescriptionError, check, describe
 from .environment import Environment, Layer, Recipe, SetupError, check_compiler
@@ -29,6 +30,7 @@ from .workspace import Workspace
 
 __all__ = [
     "HOST",
+    "Applied",
     "Checkout",
     "DescriptionError",
     "Environment",
@@ -60,6 +62,7 @@ __all__ = [
     "Workspace",
     "check",
     "check_compiler",
+    "check_tree",
     "closing_line",
     "contracts",
     "describe",
@@ -76,6 +79,7 @@ __all__ = [
     "standings",
     "table",
     "validate",
+    "validate_applied",
     "validate_host",
     "validate_kvcached_host",
 ]

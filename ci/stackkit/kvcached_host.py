@@ -57,7 +57,8 @@ class KvcachedHost:
             cuda, built = Path(temporary, "cuda"), Path(temporary, "built")
             self._make_cuda(cuda)
             report("compiling kvcached's sources")
-            self._pip_wheel(base, cuda, built)
+            # Without the cache: the wheel bears the name of the published release.
+            self._pip(base, cuda, ["wheel", "--no-cache-dir", "--wheel-dir", str(built)])
             for wheel in sorted(built.glob("*.whl")):
                 if wheel.name.startswith("kvcached-"):
                     relabel(wheel, _LABEL, self.folder)
@@ -67,6 +68,24 @@ class KvcachedHost:
         record = _Record(self._made_from(base), hashes)
         (self.folder / "record.json").write_bytes(msgspec.json.encode(record))
         return self.current(base)
+
+    def sources_as_released(self, base: Environment, into: Path) -> Path:
+        """The archive of the pinned release, downloaded once; its bytes are those of the lock.
+
+        Raises WheelError.
+        """
+        into.mkdir(parents=True, exist_ok=True)
+        locked = self.lock.read_text(encoding="utf-8")
+        for archive in into.glob("kvcached-*.tar.gz"):
+            if f"kvcached=={_release(archive)} " in locked and _sha256(archive) in locked:
+                return archive
+            archive.unlink()
+        with tempfile.TemporaryDirectory() as temporary:
+            cuda, got = Path(temporary, "cuda"), Path(temporary, "got")
+            self._make_cuda(cuda)
+            self._pip(base, cuda, ["download", "--dest", str(got)])
+            (archive,) = got.glob("kvcached-*.tar.gz")
+            return Path(shutil.move(archive, into))
 
     def current(self, base: Environment) -> tuple[Path, ...]:
         """The wheels; StaleWheelError unless they were built from the present files and `base`."""
@@ -104,7 +123,7 @@ class KvcachedHost:
             members = [str(unit)] if name == _LIBRARIES[0] else []
             _run(["ar", "rcsD", str(libraries / f"lib{name}.a"), *members])
 
-    def _pip_wheel(self, base: Environment, cuda: Path, into: Path) -> None:
+    def _pip(self, base: Environment, cuda: Path, command: list[str]) -> None:
         flags = ["-g0", "-include", str(cuda / "include" / "host_device.hpp")]
         # No folder of this machine reaches the wheel through a message of an assertion.
         flags += [f"-ffile-prefix-map={cuda}=cuda", f"-ffile-prefix-map={base.path}=base"]
@@ -116,11 +135,9 @@ class KvcachedHost:
             "PYTHONPATH": str(self.sources / "build_hooks"),
             "PATH": os.pathsep.join([str(base.bin), os.environ.get("PATH", os.defpath)]),
         }
-        command = [str(base.python), "-m", "pip", "--disable-pip-version-check", "wheel"]
-        # Without the cache: the wheel bears the name of the published release.
-        command += ["--no-cache-dir", "--no-deps", "--no-build-isolation", "--require-hashes"]
-        command += ["--no-binary", "kvcached", "--wheel-dir", str(into)]
-        _run([*command, "--requirement", str(self.lock)], variables)
+        pip = [str(base.python), "-m", "pip", "--disable-pip-version-check", *command]
+        pip += ["--no-deps", "--no-build-isolation", "--require-hashes", "--no-binary", "kvcached"]
+        _run([*pip, "--requirement", str(self.lock)], variables)
 
 
 def _run(command: list[str], variables: dict[str, str] | None = None) -> None:
@@ -133,6 +150,10 @@ def _run(command: list[str], variables: dict[str, str] | None = None) -> None:
     )
     if done.returncode != 0:
         raise WheelError(f"kvcached: `{' '.join(command)}` failed\n{done.stdout}{done.stderr}")
+
+
+def _release(archive: Path) -> str:
+    return archive.name.removeprefix("kvcached-").removesuffix(".tar.gz")
 
 
 def _sha256(path: Path) -> str:

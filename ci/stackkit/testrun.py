@@ -15,7 +15,13 @@ _TEST_TIMEOUT_S = 300
 
 
 def run_gates(
-    gates: Sequence[Gate], tests: Path, layer: Layer, *, settings: Path, cwd: Path, logs: Path
+    gates: Sequence[Gate],
+    tests: Sequence[Path],
+    layer: Layer,
+    *,
+    settings: Path,
+    cwd: Path,
+    logs: Path,
 ) -> tuple[GateResult, ...]:
     """Run `tests` with the pytest settings of the file `settings`, from the folder `cwd`.
 
@@ -33,7 +39,7 @@ def run_gates(
         junit.unlink(missing_ok=True)
         options: list[str | Path] = ["-c", settings, "--rootdir", cwd, "-p", "no:cacheprovider"]
         options += ["--timeout", str(_TEST_TIMEOUT_S), "--junit-xml", junit]
-        options += ["-m", selection(gate, started), tests]
+        options += ["-m", selection(gate, started), *tests]
         exit_code = layer.run("-m", "pytest", *options, cwd=cwd)
         results.append(judge(gate, junit, exit_code=exit_code))
     return tuple(results)

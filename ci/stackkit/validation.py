@@ -26,7 +26,9 @@ class ValidationError(StackkitError):
     """An environment that does not hold exactly the slice and its predecessors."""
 
 
-class _Probe(msgspec.Struct, frozen=True):
+class Probe(msgspec.Struct, frozen=True):
+    """What probe.py prints."""
+
     origins: dict[str, str | None]
     distributions: dict[str, str]
 
@@ -62,7 +64,7 @@ def validate(workspace: Workspace, slice_id: str, layer: Layer) -> SessionResult
 def pinned_distributions(workspace: Workspace, slice_id: str, layer: Layer) -> dict[str, str]:
     """The versions of torch, pytest and what the closure pins, as `layer` would import them."""
     wanted = {*workspace.stacks.pinned(slice_id), "torch", "pytest"}
-    installed = _probe(layer, []).distributions
+    installed = probe(layer, []).distributions
     return {name: version for name, version in installed.items() if name.lower() in wanted}
 
 
@@ -71,7 +73,7 @@ def validate_host(workspace: Workspace, layer: Layer) -> SessionResult:
     host = workspace.host
     digests = install(workspace, [host], layer)
     run = Run("tests-host", layer.release)
-    results = run_away(workspace, host, [_whole(run.session)], layer, run=run)
+    results = run_away(workspace, host, [whole(run.session)], layer, run=run)
     return SessionResult(session=run.session, release=run.release, packages=digests, gates=results)
 
 
@@ -81,7 +83,7 @@ def validate_kvcached_host(workspace: Workspace, layer: Layer) -> SessionResult:
     digests = install(workspace, [host], layer)
     install_kvcached(workspace, layer)
     run = Run("tests-kvcached-host", layer.release)
-    gates = [_whole(run.session)]
+    gates = [whole(run.session)]
     results = run_away(workspace, host, gates, layer, run=run, tests=Path("kvcached_host", "tests"))
     return SessionResult(session=run.session, release=run.release, packages=digests, gates=results)
 
@@ -90,8 +92,8 @@ def run_repository_tests(workspace: Workspace, kind: str, layer: Layer) -> Sessi
     """Run the tests that cross packages, tests/<kind>, in place."""
     run = Run(f"tests-{kind}", layer.release)
     results = run_gates(
-        [_whole(run.session)],
-        workspace.root / "tests" / kind,
+        [whole(run.session)],
+        [workspace.root / "tests" / kind],
         layer,
         settings=workspace.settings,
         cwd=workspace.root,
@@ -118,7 +120,8 @@ def present_digests(workspace: Workspace) -> dict[str, str]:
     return {package.distribution: package.digest() for package in packages}
 
 
-def _whole(session: str) -> Gate:
+def whole(session: str) -> Gate:
+    """The gate of a session that declares none."""
     return Gate(id=session, kind="cpu", session=session, required=True, min_tests=1)
 
 
@@ -164,10 +167,10 @@ def check_requirements(workspace: Workspace, slice_id: str, layer: Layer) -> Non
 
 def check_release(layer: Layer) -> None:
     """Raise ValidationError unless the host is of the layer's release and from its first base."""
-    found = _probe(layer, [HOST])
+    found = probe(layer, [HOST])
     version, origin = found.distributions.get(HOST), found.origins[HOST]
     home = layer.bases[0].site_packages
-    if version != layer.release or not _is_within(origin, home):
+    if version != layer.release or not is_within(origin, home):
         raise ValidationError(
             f"{HOST} {version} is imported from {origin}, not {layer.release} from {home}"
         )
@@ -178,11 +181,11 @@ def check_imports(workspace: Workspace, slice_id: str, layer: Layer) -> None:
     closure = workspace.stacks.closure(slice_id)
     outsiders = workspace.stacks.outsiders(slice_id)
     modules = [entry.module for entry in (*closure, *outsiders)]
-    found = _probe(layer, modules)
+    found = probe(layer, modules)
     home = layer.environment.site_packages
     for entry in closure:
         origin = found.origins[entry.module]
-        if not _is_within(origin, home):
+        if not is_within(origin, home):
             raise ValidationError(
                 f"{slice_id}: {entry.module} comes from {origin}, not from {home}"
             )
@@ -199,12 +202,13 @@ def check_imports(workspace: Workspace, slice_id: str, layer: Layer) -> None:
         raise ValidationError(f"{slice_id}: {', '.join(extra)} is installed, and no predecessor")
 
 
-def _probe(layer: Layer, modules: Sequence[str]) -> _Probe:
-    probe = Path(__file__).with_name("probe.py")
-    return msgspec.json.decode(layer.output(probe, *modules), type=_Probe)
+def probe(layer: Layer, modules: Sequence[str]) -> Probe:
+    """Where the modules would be imported from, and what is installed."""
+    program = Path(__file__).with_name("probe.py")
+    return msgspec.json.decode(layer.output(program, *modules), type=Probe)
 
 
-def _is_within(origin: str | None, folder: Path) -> bool:
+def is_within(origin: str | None, folder: Path) -> bool:
     return origin is not None and folder.resolve() in Path(origin).resolve().parents
 
 
@@ -231,7 +235,7 @@ def run_away(
                 shutil.copy(package.folder / file, work / file)
         return run_gates(
             gates,
-            copied,
+            [copied],
             layer,
             settings=workspace.settings,
             cwd=work,

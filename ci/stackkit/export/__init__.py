@@ -25,7 +25,7 @@ from .error import ExportError
 from .git import Repository
 from .layer import File, Layer, folder
 from .names import Names
-from .places import Anchor, Assigns, Calls, Tests
+from .places import Anchor, Assigns, Calls, Imports, Tests
 from .rebase import Fate, Rebase, rebase
 from .style import Style
 
@@ -48,6 +48,7 @@ __all__ = [
     "ExportError",
     "Fate",
     "File",
+    "Imports",
     "Insert",
     "Layer",
     "Names",

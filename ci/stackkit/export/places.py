@@ -81,6 +81,24 @@ class Assigns(Anchor):
 
 
 @dataclass(frozen=True)
+class Imports(Anchor):
+    """The `from ... import` of a module, by its dotted name."""
+
+    module: str
+
+    def fits(self, statement: cst.BaseStatement) -> bool:
+        small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
+        return (
+            isinstance(small, cst.ImportFrom)
+            and small.module is not None
+            and get_full_name_for_node(small.module) == self.module
+        )
+
+    def __str__(self) -> str:
+        return f"the import from {self.module}"
+
+
+@dataclass(frozen=True)
 class Tests(Anchor):
     """The `if` or `elif` with a condition, as it is written."""
 

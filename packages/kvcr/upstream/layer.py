@@ -13,6 +13,7 @@ from stackkit.export import (
     DropArgument,
     Edit,
     File,
+    Imports,
     Insert,
     Layer,
     Names,
@@ -249,6 +250,20 @@ WITHOUT_NIXL_THREAD: tuple[Edit, ...] = (
     Remove(f"{HOME}/config.py", "KvcrConfig.nixl_progress_thread"),
 )
 
+# What these did by hooks, the tree does by itself.
+WITHOUT_HOOKS: tuple[Edit, ...] = (
+    Remove("tests/trees.py", "TreeRank.attach.load", Calls("activate")),
+    Remove("tests/trees.py", "", Imports(f"{PACKAGE}.activation")),
+    Remove("tests/trees.py", "", Imports(f"{PACKAGE}.plugin")),
+    Remove("tests/test_losses.py", "test_another_backend_is_not_warned_of"),
+    Remove("tests/test_losses.py", "", Imports(PACKAGE)),
+    Remove("tests/test_transfers.py", "", Imports(PACKAGE)),
+    Remove(
+        "tests/test_transfers.py",
+        "test_every_rank_backs_up_its_own_copy_of_replicated_kv",
+    ),
+)
+
 TOP = """
 # KVCR as a storage backend of HiCache
 
@@ -319,7 +334,7 @@ and all emit the same acknowledgements whatever fails on one of them.
             "test/registered/unit/mem_cache/storage/kvcr",
             "test_boundaries.py test_config.py test_dram.py test_endpoints.py test_hints.py "
             "test_keys.py test_memory.py test_metrics.py test_peers.py test_pools.py "
-            "test_preflight.py test_runner.py test_staging.py",
+            "test_preflight.py",
             registered(10),
         ),
     ),
@@ -329,4 +344,14 @@ and all emit the same acknowledgements whatever fails on one of them.
         "nixl_thread.py": "changes KVCR, which SGLang does not patch; KVCR has to offer it",
         "__main__.py, doctor.py, loopback.py, settings.py, transports.py": "tools for operators",
     },
+    helpers=(
+        *folder(
+            "tests",
+            "tests",
+            "replica.py shelf.py trees.py test_agreement.py test_losses.py test_request_hints.py "
+            "test_server.py test_store.py test_transfers.py",
+        ),
+        File("upstream/test_tree.py", "tests/test_tree.py"),
+    ),
+    checks=WITHOUT_HOOKS,
 )
