@@ -31,9 +31,14 @@ class PrefixCache:
             )
         )
 
-    def keep(self, prompt: list[int], tokens: torch.Tensor) -> None:
-        """Hand the tokens of a request that is over to the cache."""
-        self._cache.insert(InsertParams(key=_key(prompt), value=tokens))
+    def keep(self, prompt: list[int], tokens: torch.Tensor, *, retired_count: int = 0) -> None:
+        """Hand the tokens of a request that is over to the cache.
+
+        The first `retired_count` of them have no window any more.
+        """
+        self._cache.insert(
+            InsertParams(key=_key(prompt), value=tokens, swa_evicted_seqlen=retired_count)
+        )
 
     def find(self, prompt: list[int]) -> torch.Tensor:
         """The tokens of the longest prefix that is kept."""
@@ -42,8 +47,9 @@ class PrefixCache:
         ).device_indices
         return found
 
-    def evict(self, *, tokens: int = 0, window_tokens: int = 0) -> None:
-        self._cache.evict(EvictParams(num_tokens=tokens, swa_num_tokens=window_tokens))
+    def evict(self, token_count: int) -> None:
+        """Free the least recently used tokens, at least so many, with their windows."""
+        self._cache.evict(EvictParams(num_tokens=token_count))
 
     def flush(self) -> None:
         """What SGLang's scheduler does for /flush_cache and before it releases memory."""
