@@ -8,7 +8,19 @@ from .kvcached_host import KvcachedHost
 from .package import Package, disagreements
 from .relabel import RelabelError, relabel
 from .results import GateResult, Run, SessionResult, closing_line, table
-from .stack import HOST, Gate, Pin, PullRequest, Slice, Stack, StackError, Stacks, Upstream, load
+from .stack import (
+    HOST,
+    Combination,
+    Gate,
+    Pin,
+    PullRequest,
+    Slice,
+    Stack,
+    StackError,
+    Stacks,
+    Upstream,
+    load,
+)
 from .testrun import run_gates
 from .validation import (
     ValidationError,
@@ -17,6 +29,7 @@ from .validation import (
     install_kvcached,
     run_repository_tests,
     validate,
+    validate_combination,
     validate_host,
     validate_kvcached_host,
 )
@@ -25,6 +38,7 @@ from .workspace import Workspace
 
 __all__ = [
     "HOST",
+    "Combination",
     "Environment",
     "Gate",
     "GateResult",
@@ -62,6 +76,7 @@ __all__ = [
     "run_repository_tests",
     "table",
     "validate",
+    "validate_combination",
     "validate_host",
     "validate_kvcached_host",
 ]
