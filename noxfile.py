@@ -28,6 +28,7 @@ except stackkit.StackError as fault:
     raise SystemExit(str(fault)) from fault
 
 SLICES = WORKSPACE.stacks.slices
+COMBINATIONS = WORKSPACE.stacks.combinations
 BASE = stackkit.Recipe(
     tuple(WORKSPACE.lock(name) for name in ("runtime", "tests", "demo")), ("torch==2.13.0",)
 )
@@ -41,6 +42,7 @@ SOURCES = [
     "tests/faults",
     "tests/bench",
     "tests/elastic",
+    "tests/combined",
 ]
 RELEASES = WORKSPACE.stacks.releases
 EXPORTED = [
@@ -55,6 +57,11 @@ FAULT_LOOP = {
     "PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("faults", "e2e"))
 }
 ELASTIC = {"PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("elastic", "e2e"))}
+COMBINED = {
+    "PYTHONPATH": os.pathsep.join(
+        str(ROOT / each) for each in ("ci", "tests/combined", "tests/e2e")
+    )
+}
 RUNS = [
     stackkit.Run("tests-stack"),
     *(stackkit.Run("tests-host", release) for release in RELEASES),
@@ -63,6 +70,11 @@ RUNS = [
         stackkit.Run(entry.validation, release)
         for entry in SLICES.values()
         for release in entry.releases or RELEASES[:1]
+    ),
+    *(
+        stackkit.Run(combination.validation, release)
+        for combination in COMBINATIONS.values()
+        for release in combination.releases
     ),
     stackkit.Run("tests-e2e", RELEASES[0]),
     stackkit.Run("tests-faults", RELEASES[0]),
@@ -133,6 +145,14 @@ def run_tool(session: nox.Session, tool: str, *arguments: str, **variables: str)
     session.run(str(program), *arguments, env=variables, external=True)
 
 
+def check_contracts(session: nox.Session, *folders: Path, tools: tuple[str, ...]) -> None:
+    """Check that the slices, as they lie in `folders`, import only what they require."""
+    config = ROOT / "build" / "import-contracts.ini"
+    stackkit.contracts.write(WORKSPACE.stacks, config, tools=tools)
+    path = os.pathsep.join(map(str, folders))
+    run_tool(session, "lint-imports", "--no-cache", "--no-logo", str(config), PYTHONPATH=path)
+
+
 def conclude(session: nox.Session, results: Iterable[stackkit.SessionResult]) -> None:
     """Write each result as soon as it is there; end the session as failed unless all succeeded."""
     known = []
@@ -182,6 +202,21 @@ def add_validate(slice_id: str, builds: list[str]) -> None:
         conclude(session, (stackkit.validate(WORKSPACE, slice_id, each) for each in over))
 
 
+def add_combination(name: str, builds: list[str]) -> None:
+    combination = COMBINATIONS[name]
+
+    @nox.session(name=combination.validation, requires=["base", "tools", *builds])
+    @reported
+    def validate(session: nox.Session) -> None:
+        """Test all slices together, from their built wheels in one environment."""
+        results = []
+        for each in layers(session, combination.releases):
+            over = dataclasses.replace(each, variables=COMBINED)
+            results.append(stackkit.validate_combination(WORKSPACE, name, over))
+            check_contracts(session, over.environment.site_packages, tools=("kvstrata_host",))
+        conclude(session, results)
+
+
 @nox.session(name=BUILD_KVCACHED, python=False, requires=["base"])
 @reported
 def build_kvcached_host(session: nox.Session) -> None:
@@ -194,20 +229,24 @@ BUILD_HOST = add_build(WORKSPACE.host)
 BUILDS = {slice_id: add_build(WORKSPACE.package(slice_id)) for slice_id in SLICES}
 
 
-def foundations_of(slice_id: str) -> list[str]:
-    kvcached = [BUILD_KVCACHED] if "kvcached" in WORKSPACE.stacks.pinned(slice_id) else []
+def foundations_of(name: str) -> list[str]:
+    """The builds below the slices that a slice or a combination needs."""
+    kvcached = [BUILD_KVCACHED] if "kvcached" in WORKSPACE.stacks.pinned(name) else []
     return [BUILD_HOST, *kvcached]
 
 
-def builds_of(slice_id: str) -> list[str]:
+def builds_of(name: str) -> list[str]:
+    """The builds that a slice or a combination needs."""
     return [
-        *foundations_of(slice_id),
-        *(BUILDS[entry.id] for entry in WORKSPACE.stacks.closure(slice_id)),
+        *foundations_of(name),
+        *(BUILDS[entry.id] for entry in WORKSPACE.stacks.closure(name)),
     ]
 
 
 for each in SLICES:
     add_validate(each, builds_of(each))
+for each in COMBINATIONS:
+    add_combination(each, builds_of(each))
 
 
 def demo_layer(
@@ -436,11 +475,8 @@ def lint(session: nox.Session) -> None:
     """Style, licences, layers and declared dependencies."""
     run_tool(session, "ruff", "check", ".")
     run_tool(session, "ruff", "format", "--check", ".")
-    config = ROOT / "build" / "import-contracts.ini"
-    stackkit.contracts.write(WORKSPACE.stacks, config, tools=("kvstrata_host", "stackkit"))
-    sources = os.pathsep.join(str(ROOT / source) for source in SOURCES)
-    options = ["--no-cache", "--no-logo"]
-    run_tool(session, "lint-imports", *options, str(config), PYTHONPATH=sources)
+    sources = [ROOT / source for source in SOURCES]
+    check_contracts(session, *sources, tools=("kvstrata_host", "stackkit"))
     for entry in SLICES.values():
         folder = ROOT / entry.package
         options = ["--config", str(folder / "pyproject.toml"), "--no-ansi"]

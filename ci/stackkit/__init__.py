@@ -12,7 +12,19 @@ from .kvcached_host import KvcachedHost
 from .package import Package, disagreements
 from .relabel import RelabelError, relabel
 from .results import GateResult, Run, SessionResult, closing_line, table
-from .stack import HOST, Gate, Pin, PullRequest, Slice, Stack, StackError, Stacks, Upstream, load
+from .stack import (
+    HOST,
+    Combination,
+    Gate,
+    Pin,
+    PullRequest,
+    Slice,
+    Stack,
+    StackError,
+    Stacks,
+    Upstream,
+    load,
+)
 from .standing import Standing, evidence_table, standings
 from .testrun import run_gates
 from .validation import (
@@ -22,6 +34,7 @@ from .validation import (
     install_kvcached,
     run_repository_tests,
     validate,
+    validate_combination,
     validate_host,
     validate_kvcached_host,
 )
@@ -32,6 +45,7 @@ __all__ = [
     "HOST",
     "Applied",
     "Checkout",
+    "Combination",
     "DescriptionError",
     "Environment",
     "Evidence",
@@ -80,6 +94,7 @@ __all__ = [
     "table",
     "validate",
     "validate_applied",
+    "validate_combination",
     "validate_host",
     "validate_kvcached_host",
 ]

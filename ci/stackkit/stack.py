@@ -121,12 +121,41 @@ class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One file. A slice is declared once; a stack names those of other stacks under `shares`."""
+    """One file. A slice is declared once; a stack names those of other stacks under `shares`.
+
+    A stack that `combines` others, by the names of their files, declares nothing but `gates`, which
+    run with all slices of these stacks in one environment.
+    """
 
     title: Text
+    combines: tuple[Id, ...] = ()
+    gates: tuple[Gate, ...] = ()
     shares: tuple[Id, ...] = ()
     upstreams: tuple[Upstream, ...] = ()
     slices: tuple[Slice, ...] = ()
+
+
+@dataclass(frozen=True)
+class Combination:
+    """All slices of several stacks, predecessors first, and what tests them together."""
+
+    name: str
+    slices: tuple[Slice, ...]
+    gates: tuple[Gate, ...]
+
+    @property
+    def validation(self) -> str:
+        return f"validate-{self.name}"
+
+    @property
+    def releases(self) -> tuple[str, ...]:
+        """The versions of the host that every slice supports, in the order of the first pin."""
+        supported = [entry.releases for entry in self.slices if entry.releases]
+        return tuple(
+            release
+            for release in (supported[0] if supported else ())
+            if all(release in each for each in supported)
+        )
 
 
 @dataclass(frozen=True)
@@ -143,17 +172,29 @@ class Stacks:
             dict.fromkeys(each for entry in self.slices.values() for each in entry.releases)
         )
 
-    def closure(self, slice_id: str) -> tuple[Slice, ...]:
-        """The slice and all of its predecessors, predecessors first."""
-        wanted = {slice_id}
+    @property
+    def combinations(self) -> dict[str, Combination]:
+        """What the stacks that combine others make of them, by name."""
+        return {
+            name: Combination(name, self.closure(name), stack.gates)
+            for name, stack in self.stacks.items()
+            if stack.combines
+        }
+
+    def closure(self, name: str) -> tuple[Slice, ...]:
+        """A slice, or all of a combination, with every predecessor; predecessors first."""
+        wanted = {name}
+        if name in self.stacks:
+            combined = [self.stacks[each] for each in self.stacks[name].combines]
+            wanted.update(entry.id for each in combined for entry in each.slices)
         for entry in reversed(self.slices.values()):
             if entry.id in wanted:
                 wanted.update(entry.requires)
         return tuple(entry for entry in self.slices.values() if entry.id in wanted)
 
-    def pinned(self, slice_id: str) -> frozenset[str]:
+    def pinned(self, name: str) -> frozenset[str]:
         """The third-party distributions that the closure pins."""
-        return frozenset(pin.distribution for entry in self.closure(slice_id) for pin in entry.pins)
+        return frozenset(pin.distribution for entry in self.closure(name) for pin in entry.pins)
 
     def upstream(self, slice_id: str) -> Upstream | None:
         """The host project that the slice is offered to, if any."""
@@ -171,9 +212,9 @@ class Stacks:
         offered = (each for each in self.slices.values() if each.pull_request is not None)
         return tuple(each for each in offered if each.upstream == upstream)
 
-    def outsiders(self, slice_id: str) -> tuple[Slice, ...]:
+    def outsiders(self, name: str) -> tuple[Slice, ...]:
         """Every slice outside the closure: successors and those of other branches."""
-        inside = self.closure(slice_id)
+        inside = self.closure(name)
         return tuple(entry for entry in self.slices.values() if entry not in inside)
 
 
@@ -184,14 +225,18 @@ def load(folder: Path) -> Stacks:
         raise StackError(folder.name, "*.toml", "no stack file declares a slice")
     homes = _homes(stacks, folder.name)
     for name, stack in stacks.items():
-        for key, reason in _faults(stack, homes):
+        for key, reason in (*_faults(stack, homes), *_combining_faults(name, stack, stacks)):
             raise StackError(f"{folder.name}/{name}.toml", key, reason)
     slices = {entry.id: entry for stack in stacks.values() for entry in stack.slices}
     for entry in slices.values():
         for key, reason in _release_faults(entry, slices):
             name, index = homes[entry.id]
             raise StackError(f"{folder.name}/{name}.toml", f"slices[{index}].{key}", reason)
-    return Stacks(stacks, _in_order(slices, homes, folder.name))
+    known = Stacks(stacks, _in_order(slices, homes, folder.name))
+    for combination in known.combinations.values():
+        for key, reason in _combination_faults(combination, slices):
+            raise StackError(f"{folder.name}/{combination.name}.toml", key, reason)
+    return known
 
 
 def _read(path: Path) -> Stack:
@@ -248,20 +293,56 @@ def _slice_faults(entry: Slice, known: set[str], upstreams: list[str]) -> Iterat
         yield "upstream", f"unknown upstream {entry.upstream!r}; declared: {_listed(upstreams)}"
     if entry.pull_request is not None and entry.upstream is None:
         yield "pull_request", "needs `upstream`, the project that receives it"
-    yield from _repeated("gates", [gate.id for gate in entry.gates])
-    own = [gate for gate in entry.gates if gate.session == entry.validation]
+    application = None if entry.upstream is None else entry.application
+    yield from _gate_faults(entry.gates, entry.validation, application)
+
+
+def _combining_faults(
+    name: str, stack: Stack, stacks: Mapping[str, Stack]
+) -> Iterator[tuple[str, str]]:
+    if not stack.combines:
+        if stack.gates:
+            yield "gates", "only a stack that combines others has gates beside those of its slices"
+        return
+    for key in ("shares", "upstreams", "slices"):
+        if getattr(stack, key):
+            yield key, "a stack that combines others declares only `gates`"
+    plain = {each for each, other in stacks.items() if not other.combines}
+    for combined in stack.combines:
+        if combined not in plain:
+            yield "combines", f"no stack {combined!r} with slices; there are {_listed(plain)}"
+    yield from _repeated("combines", stack.combines)
+    if len(stack.combines) == 1:
+        yield "combines", "one stack is no combination; name at least two"
+    yield from _gate_faults(stack.gates, f"validate-{name}")
+
+
+def _combination_faults(
+    combination: Combination, slices: Mapping[str, Slice]
+) -> Iterator[tuple[str, str]]:
+    if combination.name in slices:
+        yield "combines", f"a slice has the session {combination.validation!r}; rename this file"
+    pinning = {entry.id: entry.releases for entry in combination.slices if entry.releases}
+    if pinning and not combination.releases:
+        supported = "; ".join(f"{each}: {', '.join(pinning[each])}" for each in sorted(pinning))
+        yield "combines", f"no release of {HOST} is supported by every slice; {supported}"
+
+
+def _gate_faults(
+    gates: tuple[Gate, ...], validation: str, application: str | None = None
+) -> Iterator[tuple[str, str]]:
+    yield from _repeated("gates", [gate.id for gate in gates])
+    own = [gate for gate in gates if gate.session == validation]
     if not any(gate.required and gate.kind == "cpu" for gate in own):
         yield "gates", "no required gate of kind 'cpu'"
-    yield from _repeated("gates", [f"{gate.kind} in {gate.session}" for gate in entry.gates])
-    for index, gate in enumerate(entry.gates):
-        expected = gate.session == entry.validation
-        allowed = repr(entry.validation)
+    yield from _repeated("gates", [f"{gate.kind} in {gate.session}" for gate in gates])
+    for index, gate in enumerate(gates):
+        sessions = [validation]
+        if application is not None and gate.kind in {"cpu", "integration"}:
+            sessions.append(application)
+        expected, allowed = gate.session in sessions, " or ".join(map(repr, sessions))
         if gate.kind == "bench":
-            expected = gate.session.startswith("bench-")
-            allowed = "'bench-<name>'"
-        if gate.kind in {"cpu", "integration"} and entry.upstream is not None:
-            expected = gate.session in {entry.validation, entry.application}
-            allowed = f"{entry.validation!r} or {entry.application!r}"
+            expected, allowed = gate.session.startswith("bench-"), "'bench-<name>'"
         if not expected:
             yield (
                 f"gates[{index}].session",

@@ -38,20 +38,14 @@ def validate(workspace: Workspace, slice_id: str, layer: Layer) -> SessionResult
 
     Raises StaleWheelError and ValidationError; a gate that fails is in the result.
     """
-    closure = workspace.stacks.closure(slice_id)
-    packages = [workspace.host, *(workspace.package(entry.id) for entry in closure)]
-    digests = install(workspace, packages, layer)
-    if "kvcached" in workspace.stacks.pinned(slice_id):
-        install_kvcached(workspace, layer)
-    check_requirements(workspace, slice_id, layer)
-    check_imports(workspace, slice_id, layer)
+    digests = prepare(workspace, slice_id, layer)
     entry = workspace.stacks.slices[slice_id]
     run = Run(entry.validation, layer.release)
     checkout = Checkout(workspace.root)
     pinned = pinned_distributions(workspace, slice_id, layer)
     circumstances = Circumstances.begin(checkout, run.command, pinned)
     gates = [gate for gate in entry.gates if gate.session == entry.validation]
-    results = run_away(workspace, packages[-1], gates, layer, run=run)
+    results = run_away(workspace, workspace.package(slice_id), gates, layer, run=run)
     return SessionResult(
         session=run.session,
         release=run.release,
@@ -66,6 +60,41 @@ def pinned_distributions(workspace: Workspace, slice_id: str, layer: Layer) -> d
     wanted = {*workspace.stacks.pinned(slice_id), "torch", "pytest"}
     installed = probe(layer, []).distributions
     return {name: version for name, version in installed.items() if name.lower() in wanted}
+
+
+def validate_combination(workspace: Workspace, name: str, layer: Layer) -> SessionResult:
+    """Install all slices of a combination in `layer`, check what is there, run tests/<name>.
+
+    Raises what validate() does.
+    """
+    digests = prepare(workspace, name, layer)
+    combination = workspace.stacks.combinations[name]
+    gates = [gate for gate in combination.gates if gate.session == combination.validation]
+    run = Run(combination.validation, layer.release)
+    results = run_gates(
+        gates,
+        [workspace.root / "tests" / name],
+        layer,
+        settings=workspace.settings,
+        cwd=workspace.root,
+        logs=workspace.logs(run.name),
+    )
+    return SessionResult(session=run.session, release=run.release, packages=digests, gates=results)
+
+
+def prepare(workspace: Workspace, name: str, layer: Layer) -> dict[str, str]:
+    """Install the closure of a slice or of a combination, and check that exactly it is there.
+
+    Returns what install() does.
+    """
+    closure = workspace.stacks.closure(name)
+    packages = [workspace.host, *(workspace.package(entry.id) for entry in closure)]
+    digests = install(workspace, packages, layer)
+    if "kvcached" in workspace.stacks.pinned(name):
+        install_kvcached(workspace, layer)
+    check_requirements(workspace, name, layer)
+    check_imports(workspace, name, layer)
+    return digests
 
 
 def validate_host(workspace: Workspace, layer: Layer) -> SessionResult:

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import shutil
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,47 @@ status = "planned"
     assert stacks.stacks["a"].upstreams[0].base_tree == "b" * 40
 
 
+COMBINATION = """
+combines = ["a", "b"]
+
+[[gates]]
+id = "both-cpu"
+kind = "cpu"
+session = "validate-both"
+required = true
+min_tests = 1
+"""
+
+
+def test_a_combination_has_every_slice_of_its_stacks_and_what_they_share(tmp_path: Path) -> None:
+    stacks = load_files(
+        tmp_path,
+        a='shares = ["seams"]\n' + declare("pool", "seams"),
+        b=declare("seams") + declare("store", "seams"),
+        both=COMBINATION,
+        c=declare("other"),
+    )
+
+    (both,) = stacks.combinations.values()
+    assert {entry.id for entry in both.slices} == {"seams", "pool", "store"}
+    assert both.slices[0].id == "seams"
+    assert both.slices == stacks.closure("both")
+    assert [entry.id for entry in stacks.outsiders("both")] == ["other"]
+    assert (both.validation, both.gates[0].session) == ("validate-both", "validate-both")
+
+
+def test_a_combination_runs_on_the_releases_that_all_of_its_slices_support(tmp_path: Path) -> None:
+    stacks = load_files(
+        tmp_path,
+        a=pinned("pool", "0.5.20", "0.5.22") + declare("plain"),
+        b=pinned("store", "0.5.20", "0.5.21", "0.5.22"),
+        both=COMBINATION,
+    )
+
+    assert stacks.combinations["both"].releases == ("0.5.20", "0.5.22")
+    assert stacks.pinned("both") == {"sglang"}
+
+
 GOOD = declare("kvcr")
 
 
@@ -198,6 +240,12 @@ GOOD = declare("kvcr")
             id="gate in the session of another slice",
         ),
         pytest.param('shares = ["x"]' + GOOD, "shares", "'x'", id="shared but declared nowhere"),
+        pytest.param(
+            GOOD + COMBINATION.partition("\n\n")[2],
+            "gates",
+            "only a stack that combines others",
+            id="gates of a stack that has slices",
+        ),
         pytest.param("slices = [", "syntax", "", id="no TOML"),
         pytest.param("", "*.toml", "no stack file declares a slice", id="nothing declared"),
     ],
@@ -224,3 +272,61 @@ def test_a_slice_declared_in_two_files_names_both(tmp_path: Path) -> None:
 def test_a_slice_of_another_stack_must_be_shared_to_be_required(tmp_path: Path) -> None:
     with pytest.raises(StackError, match="unknown slice 'seams'"):
         load_files(tmp_path, a=declare("seams"), b=declare("pool", "seams"))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "key", "reason"),
+    [
+        pytest.param(
+            "both",
+            '"b"]',
+            '"c"]',
+            "combines",
+            "no stack 'c' with slices; there are 'a', 'b'",
+            id="unknown stack",
+        ),
+        pytest.param(
+            "both", '"b"]', '"both"]', "combines", "no stack 'both' with slices", id="own"
+        ),
+        pytest.param("both", '"b"]', '"b", "a"]', "combines", "'a' is listed 2 times", id="twice"),
+        pytest.param("both", ', "b"]', "]", "combines", "name at least two", id="one stack"),
+        pytest.param(
+            "both", '"b"]', '"b"]\nshares = ["pool"]', "shares", "only `gates`", id="shares"
+        ),
+        pytest.param("both", '"cpu"', '"gpu"', "gates", "'cpu'", id="no cpu gate"),
+        pytest.param(
+            "both",
+            '"validate-both"',
+            '"validate-pool"',
+            "gates[0].session",
+            "not 'validate-both'",
+            id="gate in the session of a slice",
+        ),
+        pytest.param(
+            "b", "store", "both", "combines", "a slice has the session", id="name of a slice"
+        ),
+        pytest.param(
+            "b",
+            '"0.5.20"',
+            '"0.5.21"',
+            "combines",
+            "no release of sglang is supported by every slice; pool: 0.5.20; store: 0.5.21",
+            id="no common release",
+        ),
+    ],
+)
+def test_a_fault_of_a_combination_is_one_line_with_file_and_key(
+    tmp_path: Path, file: str, old: str, new: str, key: str, reason: str
+) -> None:
+    files = {"a": pinned("pool", "0.5.20"), "b": pinned("store", "0.5.20"), "both": COMBINATION}
+    load_files(tmp_path, **files)
+    shutil.rmtree(tmp_path / "stacks")
+    assert old in files[file]
+
+    with pytest.raises(StackError) as raised:
+        load_files(tmp_path, **files | {file: files[file].replace(old, new)})
+
+    assert raised.value.file == "stacks/both.toml"
+    assert raised.value.key == key
+    assert reason in raised.value.reason
+    assert "\n" not in str(raised.value)

@@ -20,9 +20,10 @@ from stackkit import (
     disagreements,
     gather,
     table,
+    validate_combination,
 )
 
-from .synthetic import GPU_GATE, PASSING, Checkout, write
+from .synthetic import GPU_GATE, PASSING, STACK, Checkout, write
 
 FAILING = """
 import pytest
@@ -39,6 +40,16 @@ def test_fails():
 
 def test_passes():
     assert True
+"""
+COMBINATION = """
+combines = ["first", "second"]
+
+[[gates]]
+id = "both-cpu"
+kind = "cpu"
+session = "validate-both"
+required = true
+min_tests = 1
 """
 GPU_TEST = """
 import pytest
@@ -63,6 +74,29 @@ def test_a_slice_is_tested_from_the_wheels_of_its_closure(checkout: Checkout) ->
     assert result.succeeded
     assert [(gate.gate, gate.passed, gate.failed) for gate in result.gates] == [("top-cpu", 1, 0)]
     assert set(result.packages) == {"kvstrata-ci-host", "kvstrata-bottom", "kvstrata-top"}
+
+
+def test_all_slices_of_a_combination_are_tested_in_one_environment(checkout: Checkout) -> None:
+    (checkout.root / "stacks" / "synthetic.toml").unlink()
+    title = 'title = "Synthetic"\n'
+    shared = title + 'shares = ["bottom"]\n'
+    checkout.write("stacks/first.toml", title + STACK.format(id="bottom", requires=""))
+    checkout.write("stacks/second.toml", shared + STACK.format(id="top", requires='"bottom"'))
+    checkout.write("stacks/both.toml", title + COMBINATION)
+    test = "import kvstrata.bottom, kvstrata.top\n\ndef test_it():\n    pass\n"
+    checkout.write("tests/both/test_it.py", test)
+
+    result = validate_combination(checkout.workspace, "both", checkout.layer)
+
+    assert result.succeeded
+    assert result.session == "validate-both"
+    assert [(gate.gate, gate.passed) for gate in result.gates] == [("both-cpu", 1)]
+    assert set(result.packages) == {"kvstrata-ci-host", "kvstrata-bottom", "kvstrata-top"}
+    checkout.write("stacks/second.toml", shared + STACK.format(id="middle", requires='"bottom"'))
+    shutil.move(checkout.root / "packages" / "top", checkout.root / "packages" / "middle")
+    checkout.edit("packages/middle/pyproject.toml", "kvstrata-top", "kvstrata-middle")
+    with pytest.raises(StaleWheelError, match="kvstrata-middle: no wheel"):
+        validate_combination(checkout.workspace, "both", checkout.layer)
 
 
 def test_a_wheel_is_the_same_bytes_in_every_build_and_holds_no_tests(checkout: Checkout) -> None:

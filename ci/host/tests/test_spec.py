@@ -3,6 +3,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,11 @@ def test_extra_arguments_come_last_so_that_they_win() -> None:
 
 def test_the_model_is_found_from_any_working_directory() -> None:
     assert Path(option(spec().command(1), "--model-path")).is_absolute()
+
+
+def test_the_server_runs_under_this_python_unless_another_is_named() -> None:
+    assert spec().command(1)[0] == sys.executable
+    assert spec(python=Path("other/python")).command(1)[0] == "other/python"
 
 
 def test_the_environment_selects_the_platform_and_lets_the_spec_win() -> None:

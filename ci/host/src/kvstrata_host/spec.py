@@ -37,7 +37,7 @@ class ServerSpec:
     `storage_backend` None runs HiCache without storage. `extra_config` goes to
     --hicache-storage-backend-extra-config, `extra_args` behind all other arguments, `extra_env`
     over the environment. The log is overwritten at start, and its folder is the server's working
-    directory.
+    directory. `python` is the interpreter, this process's own unless another is named.
     """
 
     name: str
@@ -58,6 +58,7 @@ class ServerSpec:
     prefetch_policy: PrefetchPolicy = "wait_complete"
     extra_args: tuple[str, ...] = ()
     extra_env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    python: Path = Path(sys.executable)
 
     def __post_init__(self) -> None:
         if (self.layout, self.io_backend) not in _RUNNABLE:
@@ -70,7 +71,7 @@ class ServerSpec:
             raise ValueError(f"server {self.name}: port={self.port} must be 0 to 65535")
 
     def command(self, port: int) -> tuple[str, ...]:
-        """The command line, with this process's own interpreter."""
+        """The whole command line."""
         options: dict[str, object] = {
             "model-path": self.model.absolute(),
             "served-model-name": self.model.name,
@@ -94,7 +95,7 @@ class ServerSpec:
             options["hicache-storage-prefetch-policy"] = self.prefetch_policy
             options["hicache-storage-backend-extra-config"] = json.dumps(dict(self.extra_config))
         return (
-            sys.executable,
+            str(self.python),
             "-m",
             "sglang.launch_server",
             *(text for key, value in options.items() for text in (f"--{key}", str(value))),
