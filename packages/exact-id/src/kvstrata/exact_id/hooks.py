@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from sglang.srt.managers.scheduler_components.pool_stats_observer import (
+        PoolStats,
+        SchedulerPoolStatsObserver,
+    )
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
     from sglang.srt.mem_cache.deepseek_v4_memory_pool import (
         DeepSeekV4SingleKVPool,
@@ -127,3 +131,13 @@ def alloc_decode(
     from . import swa
 
     return swa.alloc_decode(original, allocator, seq_lens, seq_lens_cpu, last_loc)
+
+
+def count_tokens(
+    original: "Callable[[SchedulerPoolStatsObserver], PoolStats]",
+    observer: "SchedulerPoolStatsObserver",
+) -> "PoolStats":
+    """AROUND the count of used and available tokens."""
+    from . import swa
+
+    return swa.count_tokens(original, observer)
