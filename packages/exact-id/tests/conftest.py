@@ -1,29 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real kvcached over host memory, and pools of it that fit a test."""
 
-import os
-
-# Read by kvcached and Triton when they are imported.
-os.environ["KVCACHED_CONTIGUOUS_LAYOUT"] = "false"
-os.environ["KVCACHED_LOG_LEVEL"] = "CRITICAL"
-os.environ["KVCACHED_IPC_NAME"] = f"exact-id-test-{os.getpid()}"
-os.environ.setdefault("TRITON_INTERPRET", "1")
-
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvstrata.exact_id.backing import start_kvcached
+from kvstrata.exact_id import plugin
 from kvstrata.exact_id.geometry import PoolGeometry
 from kvstrata.exact_id.transaction import IdSpace, ManagedPools
+from kvstrata_host.leases.fixtures import kvcached, switch_on
+
+__all__ = ["kvcached", "made_pools", "switched_on"]
 
 MakePools = Callable[..., ManagedPools]
-
-
-@pytest.fixture(scope="session")
-def kvcached() -> None:
-    """kvcached, started in this process."""
-    start_kvcached("cpu")
 
 
 @pytest.fixture
@@ -50,13 +39,6 @@ def made_pools(kvcached: None) -> Iterator[MakePools]:
 
 @pytest.fixture(scope="session")
 def switched_on(kvcached: None) -> Iterator[None]:
-    """This process with ENABLE_KVCACHED on and the hooks in place, without kvcached's autopatch."""
-    from .dsv4 import publish_configuration
-
-    publish_configuration()
-    from kvstrata.exact_id import plugin
-
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("ENABLE_KVCACHED", "1")
-        plugin.load()
+    """This process with ENABLE_KVCACHED on and the hooks of exact-id in place."""
+    with switch_on(plugin):
         yield

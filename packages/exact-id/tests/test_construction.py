@@ -16,8 +16,7 @@ from kvstrata.exact_id.discovery import (
 )
 from kvstrata.exact_id.ownership import POOLS, SWA
 from kvstrata_host import vmm
-
-from .dsv4 import (
+from kvstrata_host.leases.model import (
     FULL_PAGES,
     PAGE_TOKENS,
     RATIOS,
@@ -129,6 +128,7 @@ def test_a_real_configuration_without_publication_is_an_unknown_topology() -> No
 
 SETTINGS = {
     "HiCache": ("enable_hierarchical_cache", True, "HiCache"),
+    "cache linker": ("enable_unified_cache_external_linker", True, "a cache linker"),
     "PD": ("disaggregation_mode", "decode", "PD disaggregation"),
 }
 

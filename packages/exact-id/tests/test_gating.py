@@ -62,6 +62,7 @@ NATIVE: dict[str, tuple[dict[str, object], str]] = {
     "unified KV": ({"unified_kv": True}, "unified KV"),
     "memory saver": ({"memory_saver": True}, "--enable-memory-saver"),
     "HiCache": ({"hierarchical_cache": True}, "HiCache"),
+    "cache linker": ({"external_linker": True}, "a cache linker"),
     "PD": ({"disaggregation": True}, "PD disaggregation"),
 }
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    from .dsv4 import Model
+    from kvstrata_host.leases.model import Model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +25,7 @@ FULL_PAGES = 400
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator["Model"]:
     """A real DeepSeek-V4 pool on the GPU with managed SWA."""
-    from . import dsv4
+    from kvstrata_host.leases import model as dsv4
 
     dsv4.publish_configuration()
     monkeypatch.setenv("ENABLE_KVCACHED", "1")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvstrata.exact_id import ownership
 from kvstrata.exact_id.__main__ import main
 from kvstrata.exact_id.accounting import native_bytes
 from kvstrata.exact_id.errors import SetupError
@@ -17,6 +18,7 @@ CONFIG = Path(__file__).parent / "data" / "deepseek-v4.json"
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "entry_points", lambda group: [])
     monkeypatch.setenv("ENABLE_KVCACHED", "1")
     monkeypatch.setenv("KVCACHED_CONTIGUOUS_LAYOUT", "false")
     monkeypatch.delenv("KVCACHED_PAGE_SIZE_MB", raising=False)
@@ -65,7 +67,7 @@ def test_the_planned_sizes_are_those_of_real_pools(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    from .dsv4 import FULL_PAGES, PAGE_TOKENS, RATIOS, SWA_PAGES, make_pool
+    from kvstrata_host.leases.model import FULL_PAGES, PAGE_TOKENS, RATIOS, SWA_PAGES, make_pool
 
     monkeypatch.setenv("ENABLE_KVCACHED", "0")
     real = native_bytes(make_pool())
@@ -90,6 +92,7 @@ REASONS = {
     "PP": (("--pipeline-parallel-size", "2"), "the PP size is 2"),
     "memory saver": (("--enable-memory-saver",), "--enable-memory-saver"),
     "HiCache": (("--enable-hierarchical-cache",), "HiCache"),
+    "cache linker": (("--enable-unified-cache-external-linker",), "a cache linker"),
     "PD": (("--disaggregation-mode", "prefill"), "PD disaggregation"),
     "device": (("--device", "npu:0"), "the device npu"),
 }

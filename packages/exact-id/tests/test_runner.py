@@ -11,8 +11,7 @@ import torch
 from kvstrata.exact_id.accounting import RESERVATIONS
 from kvstrata.exact_id.discovery import managed_pools_behind, managed_pools_of, owners_of
 from kvstrata.exact_id.ownership import SWA
-
-from .dsv4 import FULL_PAGES, PAGE_TOKENS, RATIOS, SWA_PAGES
+from kvstrata_host.leases.model import FULL_PAGES, PAGE_TOKENS, RATIOS, SWA_PAGES
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("switched_on")]
 

@@ -13,9 +13,16 @@ from kvstrata.exact_id.ownership import C4, SWA, Claim
 from kvstrata.exact_id.pool import ManagedPool
 from kvstrata.exact_id.transaction import IdSpace
 from kvstrata_host import vmm
+from kvstrata_host.leases.model import (
+    FULL_PAGES,
+    PAGE_TOKENS,
+    RATIOS,
+    SWA_PAGES,
+    Model,
+    make_pool,
+    pages_of,
+)
 from kvstrata_host.vmm import Call
-
-from .dsv4 import FULL_PAGES, PAGE_TOKENS, RATIOS, SWA_PAGES, Model, make_pool, pages_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("switched_on")]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .errors import SetupError
 from .gating import SWITCH, Circumstances, is_enabled, kvcached_version
-from .ownership import claims
+from .ownership import installed_claims
 from .plan import PAGE_TOKENS, Capacity, ModelShape, PlannedPool, plan
 
 _DESCRIPTION = """\
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, passed_over = parser.parse_known_args(arguments)
     try:
         shape = ModelShape.from_config(_read(options.model_config))
-        pools = plan(shape, _capacity(options, shape), _circumstances(options), claims())
+        pools = plan(shape, _capacity(options, shape), _circumstances(options), installed_claims())
     except SetupError as error:
         print(error, file=sys.stderr)
         return 1
@@ -68,6 +68,7 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     server.add_argument("--swa-full-tokens-ratio", type=float, default=0.1)
     server.add_argument("--enable-memory-saver", action="store_true")
     server.add_argument("--enable-hierarchical-cache", action="store_true")
+    server.add_argument("--enable-unified-cache-external-linker", action="store_true")
     server.add_argument("--enable-hisparse", action="store_true")
     server.add_argument("--enable-deepseek-v4-fp4-indexer", action="store_true")
     server.add_argument("--disaggregation-mode", default="null")
@@ -132,6 +133,7 @@ def _circumstances(options: argparse.Namespace) -> Circumstances:
         device_type=options.device.partition(":")[0],
         memory_saver=options.enable_memory_saver,
         hierarchical_cache=options.enable_hierarchical_cache,
+        external_linker=options.enable_unified_cache_external_linker,
         disaggregation=options.disaggregation_mode != "null",
         hisparse=options.enable_hisparse,
     )

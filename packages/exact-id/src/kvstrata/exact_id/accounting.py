@@ -54,9 +54,11 @@ def native_bytes(kvcache: "DeepSeekV4TokenToKVPool") -> Mapping[str, int]:
         (C128, kvcache.kv_pools[128]),
     ):
         sizes[name] = 0 if pool is None else _size_of(pool.kv_buffer)
-    sizes[INDEXER] = sum(
-        _size_of(pool.contiguous_page_row_buffers()) for pool in kvcache.index_pools.values()
-    )
+    managed = {pool.name for pool in managed_pools_of(kvcache) or ()}
+    if INDEXER not in managed:
+        sizes[INDEXER] = sum(
+            _size_of(pool.contiguous_page_row_buffers()) for pool in kvcache.index_pools.values()
+        )
     for name, states in (
         (ATTENTION_STATES, kvcache.compress_state_pools),
         (INDEXER_STATES, kvcache.indexer_compress_state_pools),
@@ -64,10 +66,7 @@ def native_bytes(kvcache: "DeepSeekV4TokenToKVPool") -> Mapping[str, int]:
         sizes[name] = _size_of(
             state.kv_score_buffer.kv_score for state in states if state is not None
         )
-    managed = managed_pools_of(kvcache)
-    for pool in managed or ():
-        sizes[pool.name] = 0
-    return sizes
+    return sizes | dict.fromkeys(managed, 0)
 
 
 def mapped_bytes(kvcache: "DeepSeekV4TokenToKVPool") -> Mapping[str, int]:

@@ -19,10 +19,10 @@ from sglang.srt.utils import is_hip
 
 from .accounting import RESERVATIONS, native_bytes
 from .backing import start_kvcached
-from .discovery import attach, managed_pools_of
+from .discovery import attach, selected_pools_of
 from .gating import Circumstances, is_enabled, kvcached_version, native_reason
-from .geometry import PoolGeometry
 from .ownership import C4, C128, SWA, Ownership, claims, decide, layers_by_pool
+from .rows import managed_rows
 from .transaction import ManagedPools
 
 _Value = TypeVar("_Value")
@@ -76,9 +76,9 @@ def build_kv_pool(
     **kwargs: object,
 ) -> DeepSeekV4SingleKVPool:
     """Make one pool of rows with a latent per token; a selected one on managed memory."""
-    pools = managed_pools_of(kvcache)
     name = _POOL_OF_RATIO[global_page_size // page_size]
-    if pools is not None and name in pools.barrier.states:
+    pools = selected_pools_of(kvcache, name)
+    if pools is not None:
         cls = _backed(cls, name, pools)
     return original(
         kvcache, page_size=page_size, global_page_size=global_page_size, cls=cls, **kwargs
@@ -95,6 +95,7 @@ def observe(given: Mapping[str, object]) -> Circumstances:
         device_type=torch.device(str(given["device"])).type,
         memory_saver=bool(given["enable_memory_saver"]),
         hierarchical_cache=bool(_published(lambda: get_memory().enable_hierarchical_cache)),
+        external_linker=bool(_published(lambda: get_memory().enable_unified_cache_external_linker)),
         disaggregation=_published(lambda: get_disagg().disaggregation_mode) not in (None, "null"),
         draft=not any(_ratios(given)),
         unified_kv=is_unified_kv_triton(),
@@ -159,19 +160,9 @@ def _backed(
         def _create_buffers(self) -> None:
             # Sets the attributes of the layout and shows the row's size and type.
             row = self.create_buffer(num_pages=0)
-            geometry = PoolGeometry(
-                page_count=(self.size + self.page_size + 1) // self.page_size - 1,
-                page_bytes=row.shape[1] * row.element_size(),
-                layer_count=self.layer_num,
-                vmm_page_bytes=_vmm_page_bytes(),
+            self.kv_buffer = managed_rows(
+                self, name, pools, page_bytes=row.shape[1] * row.element_size(), dtype=row.dtype
             )
-            self.kv_buffer = pools.make(name, geometry, row.dtype)
 
     Backed.__name__ = Backed.__qualname__ = f"Backed{cls.__name__}"
     return Backed
-
-
-def _vmm_page_bytes() -> int:
-    from kvcached.utils import PAGE_SIZE
-
-    return int(PAGE_SIZE)

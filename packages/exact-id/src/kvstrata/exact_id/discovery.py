@@ -34,6 +34,12 @@ def managed_pools_of(kvcache: "KVCache") -> ManagedPools | None:
     return pools
 
 
+def selected_pools_of(kvcache: "KVCache", name: str) -> ManagedPools | None:
+    """The managed pools of `kvcache` if `name` is one of them, made or not; else None."""
+    pools = managed_pools_of(kvcache)
+    return pools if pools is not None and name in pools.barrier.states else None
+
+
 def swa_allocator_of(
     allocator: "BaseTokenToKVPoolAllocator",
 ) -> "SWATokenToKVPoolAllocator | None":

@@ -38,6 +38,23 @@ def kvcached_version() -> str | None:
         return None
 
 
+def is_supported(environment: Mapping[str, str]) -> bool:
+    """Whether hooks may be applied: ENABLE_KVCACHED is on, and kvcached is the supported release.
+
+    Another release is warned of.
+    """
+    if not is_enabled(environment):
+        return False
+    found = kvcached_version()
+    if found != KVCACHED_VERSION:
+        _log.warning(
+            "DeepSeek-V4 pools stay native: kvcached is %s; supported: %s",
+            found or "not installed",
+            KVCACHED_VERSION,
+        )
+    return found == KVCACHED_VERSION
+
+
 @dataclass(frozen=True)
 class Circumstances:
     """What decides between native and managed pools. None means that it is not known."""
@@ -49,6 +66,7 @@ class Circumstances:
     device_type: str
     memory_saver: bool = False
     hierarchical_cache: bool = False
+    external_linker: bool = False
     disaggregation: bool = False
     draft: bool = False
     unified_kv: bool = False
@@ -78,6 +96,7 @@ def native_reason(seen: Circumstances) -> str | None:
         (seen.unified_kv, "unified KV is addressed by request, not by page id"),
         (seen.memory_saver, "--enable-memory-saver pauses whole buffers"),
         (seen.hierarchical_cache, "HiCache registers and copies whole buffers"),
+        (seen.external_linker, "a cache linker registers whole buffers"),
         (seen.disaggregation, "PD disaggregation registers whole buffers"),
     ):
         if is_so:

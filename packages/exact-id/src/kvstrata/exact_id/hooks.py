@@ -5,7 +5,9 @@ The modules behind them import SGLang, which must not happen before SGLang has l
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from .ownership import POOLS, SWA
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     )
 
     Tokens = torch.Tensor | None
+    BufferInfos = tuple[list[int], list[int], list[int]]
+
+_Built = TypeVar("_Built")
 
 
 def build_pool(
@@ -141,3 +146,36 @@ def count_tokens(
     from . import swa
 
     return swa.count_tokens(original, observer)
+
+
+def state_buffers(
+    original: "Callable[[DeepSeekV4TokenToKVPool], BufferInfos]", kvcache: "DeepSeekV4TokenToKVPool"
+) -> "BufferInfos":
+    """AROUND the registration of sliding-window buffers for PD transfer."""
+    from . import whole_buffers
+
+    whole_buffers.refuse(kvcache, (SWA,), "PD transfer")
+    return original(kvcache)
+
+
+def build_hicache(
+    original: "Callable[..., _Built]", *, kvcache: "DeepSeekV4TokenToKVPool", **kwargs: object
+) -> "_Built":
+    """AROUND the registration of all buffers for HiCache."""
+    from . import whole_buffers
+
+    whole_buffers.refuse(kvcache, POOLS, "HiCache")
+    return original(kvcache=kvcache, **kwargs)
+
+
+def build_linker(
+    original: "Callable[..., _Built]",
+    kvcache: "DeepSeekV4TokenToKVPool",
+    *args: object,
+    **kwargs: object,
+) -> "_Built":
+    """AROUND the registration of all buffers for a cache linker."""
+    from . import whole_buffers
+
+    whole_buffers.refuse(kvcache, POOLS, "a cache linker")
+    return original(kvcache, *args, **kwargs)

@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import entry_points
 
 from .gating import Circumstances, native_reason
 from .transaction import IdSpace
@@ -44,7 +45,11 @@ class Claim:
     by: str
 
 
-_claims = {SWA: Claim(SWA, IdSpace.SWA, "kvstrata-exact-id")}
+CLAIMS = "kvstrata.exact_id.claims"
+"""The group of entry points under which a slice lists its Claims for `installed_claims`."""
+
+_OWN = Claim(SWA, IdSpace.SWA, "kvstrata-exact-id")
+_claims = {SWA: _OWN}
 
 
 def claim(entry: Claim) -> None:
@@ -55,6 +60,12 @@ def claim(entry: Claim) -> None:
 def claims() -> Mapping[str, Claim]:
     """The pools that installed slices can manage; a copy."""
     return dict(_claims)
+
+
+def installed_claims() -> Mapping[str, Claim]:
+    """The pools that slices of this environment would manage, loaded by SGLang or not."""
+    found: list[Claim] = [_OWN, *(entry.load() for entry in entry_points(group=CLAIMS))]
+    return {each.pool: each for each in found}
 
 
 def layers_by_pool(compress_ratios: Sequence[int]) -> Mapping[str, int]:

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry point for SGLang: with ENABLE_KVCACHED on, DeepSeek-V4 pools may be managed."""
 
-import logging
 import os
 
 from kvstrata.seams import Hook, Kind, Pin, Seams, apply
 
 from . import hooks
-from .gating import KVCACHED_VERSION, SWITCH, is_enabled, kvcached_version
-
-_log = logging.getLogger(__name__)
+from .gating import SWITCH, is_supported
 
 _POOL = "sglang.srt.mem_cache.deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool"
 _STATS = "sglang.srt.managers.scheduler_components.pool_stats_observer.SchedulerPoolStatsObserver"
 _ALLOCATOR = "sglang.srt.mem_cache.allocator.swa.SWATokenToKVPoolAllocator"
+_HYBRID = "sglang.srt.mem_cache.hybrid_cache"
+_HICACHE = f"{_HYBRID}.hybrid_pool_assembler.build_deepseek_v4_hicache_stack"
+_LINKER = f"{_HYBRID}.linker_pool_assembler._build_deepseek_v4_device_pool_group"
 
 SEAMS = Seams(
     slice="kvstrata-exact-id",
@@ -62,20 +62,29 @@ SEAMS = Seams(
             why="Ids that a limit holds back are free; SGLang would take them for lost, and stop.",
             pins={"0.5.20": Pin(f"{_STATS}._get_swa_token_info", "92066688106c183b")},
         ),
+        Hook(
+            kind=Kind.AROUND,
+            function=hooks.state_buffers,
+            why="PD transfer may not read addresses without memory.",
+            pins={"0.5.20": Pin(f"{_POOL}.get_state_buf_infos", "ac06126f0c7b17ea")},
+        ),
+        Hook(
+            kind=Kind.AROUND,
+            function=hooks.build_hicache,
+            why="HiCache may not copy addresses without memory.",
+            pins={"0.5.20": Pin(_HICACHE, "f824eb1193c7a9e0")},
+        ),
+        Hook(
+            kind=Kind.AROUND,
+            function=hooks.build_linker,
+            why="A cache linker may not copy addresses without memory.",
+            pins={"0.5.20": Pin(_LINKER, "f3435a80791045f5")},
+        ),
     ),
 )
 
 
 def load() -> None:
     """Apply the hooks if ENABLE_KVCACHED is on and kvcached is the supported release."""
-    if not is_enabled(os.environ):
-        return
-    found = kvcached_version()
-    if found != KVCACHED_VERSION:
-        _log.warning(
-            "DeepSeek-V4 pools stay native: kvcached is %s; supported: %s",
-            found or "not installed",
-            KVCACHED_VERSION,
-        )
-        return
-    apply(SEAMS)
+    if is_supported(os.environ):
+        apply(SEAMS)

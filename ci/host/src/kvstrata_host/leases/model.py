@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real DeepSeek-V4 pools and allocators of SGLang, small and on a CPU."""
+"""Real DeepSeek-V4 pools and allocators of SGLang, small and on a CPU.
+
+To be imported after kvcached's environment is set, see `fixtures`.
+"""
 
 import warnings
 from dataclasses import dataclass, field
@@ -26,11 +29,13 @@ __all__ = [
     "RATIOS",
     "SWA_PAGES",
     "Model",
+    "Picture",
     "construction",
     "make_allocator",
     "make_pool",
     "pages_of",
     "publish_configuration",
+    "tokens_of",
 ]
 
 RATIOS = [0, 4, 128, 4]
@@ -81,7 +86,8 @@ class Model:
     @property
     def pools(self) -> ManagedPools:
         found = managed_pools_of(self.pool)
-        assert found is not None
+        if found is None:
+            raise LookupError("every pool of this model is native")
         return found
 
     def extend(self, prefix: torch.Tensor, length: int) -> torch.Tensor | None:
@@ -98,7 +104,8 @@ class Model:
     def start(self, page_count: int) -> torch.Tensor:
         """The tokens of a new request of `page_count` pages."""
         tokens = self.extend(torch.empty(0, dtype=torch.int64), page_count * PAGE_TOKENS)
-        assert tokens is not None
+        if tokens is None:
+            raise MemoryError(f"no {page_count} pages")
         return tokens
 
     def without_kernels(self, page_count: int) -> torch.Tensor | None:
@@ -159,3 +166,9 @@ def pages_of(tokens: torch.Tensor) -> list[int]:
     """The page ids of tokens, ascending."""
     ids: list[int] = torch.unique(tokens // PAGE_TOKENS).tolist()
     return ids
+
+
+def tokens_of(page_ids: list[int]) -> torch.Tensor:
+    """All tokens of the pages, in their order."""
+    ids = torch.tensor(page_ids, dtype=torch.int64)
+    return (ids[:, None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)).reshape(-1)
