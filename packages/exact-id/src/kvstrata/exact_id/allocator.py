@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's page allocator with leases on the ids that it hands out."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -57,13 +57,20 @@ class LeasedPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
         self.pools = pools
         self.space = space
         self.is_leased_already = False
+        self.counts_ids_alone = False
         self._copied: tuple[torch.Tensor | None, Ids] = (None, np.empty(0, dtype=np.int64))
         super().__init__(size, page_size, dtype, device, kvcache, need_sort)
 
     def available_size(self) -> int:
-        """Tokens for which there are ids and memory."""
+        """Tokens for which there are ids and memory.
+
+        Under a limit it is below 0 where more pages are in use than fit: so many have to be freed
+        first.
+        """
         count = self.native_count
-        if self.pools.is_constrained(self.space):
+        if self.counts_ids_alone:
+            count += self.pools.lost_ids(self.space).size
+        elif not self.is_leased_already and self.pools.is_constrained(self.space):
             count = self.pools.leasable_count(self.space, self._free_ids())
         return count * int(self.page_size)
 
@@ -130,9 +137,15 @@ class LeasedPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
         return len(self.free_pages) + int(self.num_staged_pages)
 
     def upcoming(self, want: Want) -> torch.Tensor:
-        """The ids that SGLang takes next; sorts the free list first where SGLang would."""
+        """The ids that SGLang takes next; sorts the free list first where SGLang would.
+
+        Where not all of them may have memory, those that need none come first.
+        """
         if want.reach > len(self.free_pages):
             self.merge_and_sort_free()
+        if want.count and self.pools.is_constrained(self.space):
+            ordered = self.pools.mapped_first(self.space, host(self.free_pages))
+            self.free_pages = torch.from_numpy(ordered).to(self.device)
         return self.free_pages[: want.count]
 
     def remember(self) -> _FreeList:
@@ -233,6 +246,18 @@ def _check_taken(side: LeasedPagedAllocator, count: int, leased: int) -> None:
         raise PoolFailedError(
             f"SGLang took {count} {side.space.value} pages where {leased} were leased"
         )
+
+
+@contextmanager
+def counting_ids_alone(sides: Sequence[LeasedPagedAllocator]) -> Iterator[None]:
+    """Let every id count as available that nobody has, with memory or not, lost ones included."""
+    for side in sides:
+        side.counts_ids_alone = True
+    try:
+        yield
+    finally:
+        for side in sides:
+            side.counts_ids_alone = False
 
 
 @contextmanager

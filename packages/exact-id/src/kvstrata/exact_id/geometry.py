@@ -85,6 +85,13 @@ class PoolGeometry:
     def straddling_share(self) -> float:
         return self.straddling_count / self.page_count
 
+    def whole_count(self, vmm_pages: int) -> int:
+        """How many ids lie wholly on any `vmm_pages` VMM pages of a layer, at least."""
+        if self.page_bytes > self.vmm_page_bytes:
+            return 0
+        step = gcd(self.page_bytes, self.vmm_page_bytes)
+        return vmm_pages * ((self.vmm_page_bytes + step) // self.page_bytes - 1)
+
     def span_of(self, ids: Ids) -> VmmPages:
         """On how many VMM pages each of `ids` lies."""
         start = ids * self.page_bytes

@@ -11,6 +11,10 @@ from .ownership import POOLS, SWA
 
 if TYPE_CHECKING:
     import torch
+    from sglang.srt.managers.scheduler_components.pool_stats_observer import (
+        PoolStats,
+        SchedulerPoolStatsObserver,
+    )
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
     from sglang.srt.mem_cache.deepseek_v4_memory_pool import (
         DeepSeekV4SingleKVPool,
@@ -132,6 +136,16 @@ def alloc_decode(
     from . import swa
 
     return swa.alloc_decode(original, allocator, seq_lens, seq_lens_cpu, last_loc)
+
+
+def count_tokens(
+    original: "Callable[[SchedulerPoolStatsObserver], PoolStats]",
+    observer: "SchedulerPoolStatsObserver",
+) -> "PoolStats":
+    """AROUND the count of used and available tokens."""
+    from . import swa
+
+    return swa.count_tokens(original, observer)
 
 
 def state_buffers(

@@ -19,6 +19,7 @@ class LeaseLedger:
         self._geometry = geometry
         self._leased = np.zeros(geometry.row_count, dtype=np.bool_)
         self._holders = np.zeros(geometry.vmm_page_count, dtype=np.int32)
+        self._leased_count = 0
         self._hold_row_0()
 
     def lease(self, ids: Ids) -> VmmPages:
@@ -32,6 +33,7 @@ class LeaseLedger:
         if np.count_nonzero(taken):
             raise LeaseError("lease", ids[taken].tolist(), "leased already")
         self._leased[ids] = True
+        self._leased_count += ids.size
         pages, holders = self._holders_by_page(ids)
         before = self._holders[pages]
         self._holders[pages] = before + holders
@@ -49,6 +51,7 @@ class LeaseLedger:
         if np.count_nonzero(taken) != ids.size:
             raise LeaseError("release", ids[~taken].tolist(), "not leased")
         self._leased[ids] = False
+        self._leased_count -= ids.size
         pages, holders = self._holders_by_page(ids)
         after = self._holders[pages] - holders
         self._holders[pages] = after
@@ -59,6 +62,7 @@ class LeaseLedger:
         """Give back all ids; returns the VMM pages that nobody holds any more, ascending."""
         before = self._holders > 0
         self._leased[:] = False
+        self._leased_count = 0
         self._holders[:] = 0
         self._hold_row_0()
         return np.flatnonzero(before & (self._holders == 0))
@@ -67,6 +71,11 @@ class LeaseLedger:
     def leased_ids(self) -> Ids:
         """The leased ids, ascending, without row 0."""
         return np.flatnonzero(self._leased[1:]) + 1
+
+    @property
+    def leased_count(self) -> int:
+        """How many ids are leased, without row 0."""
+        return self._leased_count
 
     @property
     def held_pages(self) -> VmmPages:

@@ -9,6 +9,7 @@ from . import hooks
 from .gating import SWITCH, is_supported
 
 _POOL = "sglang.srt.mem_cache.deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool"
+_STATS = "sglang.srt.managers.scheduler_components.pool_stats_observer.SchedulerPoolStatsObserver"
 _ALLOCATOR = "sglang.srt.mem_cache.allocator.swa.SWATokenToKVPoolAllocator"
 _HYBRID = "sglang.srt.mem_cache.hybrid_cache"
 _HICACHE = f"{_HYBRID}.hybrid_pool_assembler.build_deepseek_v4_hicache_stack"
@@ -54,6 +55,12 @@ SEAMS = Seams(
             function=hooks.alloc_decode,
             why="Full and sliding-window ids are leased together, or none is taken.",
             pins={"0.5.20": Pin(f"{_ALLOCATOR}.alloc_decode", "7fa2726acae10eb9")},
+        ),
+        Hook(
+            kind=Kind.AROUND,
+            function=hooks.count_tokens,
+            why="Ids that a limit holds back are free; SGLang would take them for lost, and stop.",
+            pins={"0.5.20": Pin(f"{_STATS}._get_swa_token_info", "92066688106c183b")},
         ),
         Hook(
             kind=Kind.AROUND,

@@ -4,6 +4,7 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .backing import Backing
 from .errors import AllocationMiss
@@ -79,18 +80,34 @@ class ManagedPool:
     @property
     def room_count(self) -> int:
         """How many VMM pages may be mapped in addition, by the limit and by the device."""
-        self._follow_operator()
-        by_limit = self._limit.page_count - self.backing.mapped_count
-        return max(0, min(by_limit, self._free_bytes() // self.geometry.bundle_bytes))
+        return max(0, self._spare_count)
 
     @property
     def is_constrained(self) -> bool:
         """Whether the pool may not map all of itself."""
         return self.room_count < self.backing.usable_count - self.backing.mapped_count
 
+    def lacks_memory(self, ids: Ids) -> NDArray[np.bool_]:
+        """Which of `ids` lie, at least in part, on VMM pages without memory."""
+        spans = self.geometry.span_of(ids)
+        mapped = self.backing.is_mapped(self.geometry.vmm_pages_of(ids))
+        lacks: NDArray[np.bool_] = ~np.logical_and.reduceat(mapped, spans.cumsum() - spans)
+        return lacks
+
     def leasable_count(self, ids: Ids) -> int:
-        """How many of `ids`, from the first one on, can be leased now."""
-        room = self.room_count
+        """How many of `ids`, from the first one on, can be leased now.
+
+        While more is mapped than allowed, no more than are sure to fit beside the leased ones once
+        it is not; below 0 where so many of these have to be released first.
+        """
+        spare = self._spare_count
+        if spare >= 0:
+            return self._coverable_count(ids, spare)
+        fitting = self.geometry.whole_count(self.backing.mapped_count + spare)
+        return min(self._coverable_count(ids, 0), fitting - self.ledger.leased_count)
+
+    def _coverable_count(self, ids: Ids, room: int) -> int:
+        """How many of `ids`, from the first one on, need `room` more VMM pages at most."""
         pages = self.geometry.vmm_pages_of(ids)
         owner = np.repeat(np.arange(ids.size), self.geometry.span_of(ids))
         _, firsts = np.unique(pages, return_index=True)
@@ -127,6 +144,13 @@ class ManagedPool:
         """Remove the shared-memory segment."""
         if self._segment is not None:
             self._segment.close()
+
+    @property
+    def _spare_count(self) -> int:
+        """How many more VMM pages may be mapped; below 0 while more are than the limit allows."""
+        self._follow_operator()
+        by_limit = self._limit.page_count - self.backing.mapped_count
+        return min(by_limit, max(0, self._free_bytes()) // self.geometry.bundle_bytes)
 
     def _follow_operator(self) -> None:
         """Take over a limit that kvctl has set; it comes after every revision so far."""

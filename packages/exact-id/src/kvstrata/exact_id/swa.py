@@ -11,14 +11,26 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
+from sglang.srt.managers.scheduler_components.pool_stats_observer import (
+    PoolStats,
+    SchedulerPoolStatsObserver,
+)
 from sglang.srt.mem_cache.allocator import swa as sglang_swa
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
 from sglang.srt.mem_cache.memory_pool import KVCache
 
-from .allocator import LeasedPagedAllocator, Want, allocate, decoding, extending, new_pages
-from .discovery import managed_pools_of
+from .allocator import (
+    LeasedPagedAllocator,
+    Want,
+    allocate,
+    counting_ids_alone,
+    decoding,
+    extending,
+    new_pages,
+)
+from .discovery import managed_pools_of, swa_allocator_of
 from .transaction import IdSpace
 
 Tokens = torch.Tensor | None
@@ -102,6 +114,19 @@ def alloc_decode(
     if sides is None:
         return native()
     return allocate({side: decoding(side, seq_lens_cpu) for side in sides}, native)
+
+
+def count_tokens(
+    original: Callable[[SchedulerPoolStatsObserver], PoolStats],
+    observer: SchedulerPoolStatsObserver,
+) -> PoolStats:
+    """Count ids, not memory: what a limit holds back is not in use and was not lost."""
+    allocator = swa_allocator_of(observer.token_to_kv_pool_allocator)
+    sides = None if allocator is None else _sides(allocator)
+    if sides is None:
+        return original(observer)
+    with counting_ids_alone(sides):
+        return original(observer)
 
 
 def _sides(

@@ -110,8 +110,22 @@ class ManagedPools:
         return any(pool.is_constrained for pool in self.of(space))
 
     def leasable_count(self, space: IdSpace, ids: Ids) -> int:
-        """How many of `ids`, from the first one on, can be leased now in every pool of `space`."""
+        """How many of `ids` can be leased now in every pool of `space`, in the best order.
+
+        Below 0 where more ids are leased than are sure to fit: so many have to be released first.
+        """
+        ids = self.mapped_first(space, ids)
         return min((pool.leasable_count(ids) for pool in self.of(space)), default=ids.size)
+
+    def mapped_first(self, space: IdSpace, ids: Ids) -> Ids:
+        """`ids` with those first, in their order, that have memory in every pool of `space`.
+
+        The others follow in ascending order, so that they share what has to be mapped for them.
+        """
+        lacks = np.zeros(ids.size, dtype=np.bool_)
+        for pool in self.of(space):
+            lacks |= pool.lacks_memory(ids)
+        return np.concatenate([ids[~lacks], np.sort(ids[lacks])])
 
     def lost_ids(self, space: IdSpace) -> Ids:
         """Ids that can never be leased again in one of the pools of `space`; ascending."""
