@@ -8,6 +8,8 @@ from kvstrata.kvcr.extension import Extension, Surroundings
 from .batching import ReadBatches
 from .combined import CombinedIO
 from .config import TuningConfig
+from .recency import AlignedRecency
+from .sharing import SharedPages, check_replicated
 
 
 def tuned(options: Mapping[str, object], surroundings: Surroundings, inner: Extension) -> Extension:
@@ -17,6 +19,12 @@ def tuned(options: Mapping[str, object], surroundings: Surroundings, inner: Exte
     """
     config = TuningConfig.parse(options)
     ways = inner
+    if config.shared_mla:
+        check_replicated(surroundings.topology)
+        if surroundings.topology.tp_size > 1:
+            ways = SharedPages(ways, surroundings)
+    if config.align_recency:
+        ways = AlignedRecency(ways, surroundings.config)
     if config.combined_io:
         ways = CombinedIO(ways)
     if config.read_batch_pages != ways.read_batch_pages:
