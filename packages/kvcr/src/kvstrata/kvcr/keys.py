@@ -46,6 +46,11 @@ def page_key(page_hash: str, namespace: bytes) -> BlockKey:
     return BlockKey(bytes.fromhex(page_hash) + namespace)
 
 
+def page_of(key: bytes) -> str:
+    """SGLang's hexadecimal page hash of a key."""
+    return key[:-_NAMESPACE_BYTES].hex()
+
+
 def namespace_of(key: bytes) -> bytes:
     """The namespace that a key was made in."""
     return key[-_NAMESPACE_BYTES:]
