@@ -45,7 +45,7 @@ class Namespace:
 def page_keys(page_hashes: Iterable[str], namespace: bytes) -> list[BlockKey]:
     """Keys of pages from SGLang's hexadecimal page hashes."""
     from_hex = bytes.fromhex
-    keys: list[BlockKey] = [from_hex(each) + namespace for each in page_hashes]  # type: ignore[misc]
+    keys: list[BlockKey] = [from_hex(each) + namespace for each in page_hashes]
     return keys
 
 

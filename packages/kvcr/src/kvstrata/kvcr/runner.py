@@ -170,7 +170,7 @@ class Runner:
     def _address(self, block: MemoryRef) -> int:
         """Where a block lies that KVCR names by its place in a part of the tier."""
         start, part_bytes, block_bytes = self._parts[block.label.partition(":")[0]]
-        offset = block.element_index * block_bytes
+        offset: int = block.element_index * block_bytes
         if not 0 <= offset <= part_bytes - block_bytes:
             raise RuntimeError(f"KVCR names a block outside of the DRAM tier: {block}")
         return start + offset
@@ -191,7 +191,10 @@ class Runner:
             if self._closing:
                 return
             self._closing = True
-            awaited = [*self._pending.values(), *self._claimants]
+            awaited: list[Future[Results] | Future[None]] = [
+                *self._pending.values(),
+                *self._claimants,
+            ]
         for future in awaited:
             future.exception()
         self._poller.join()
