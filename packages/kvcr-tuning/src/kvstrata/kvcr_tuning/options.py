@@ -11,9 +11,9 @@ from .combined import CombinedIO
 from .config import TuningConfig
 from .copying import CopiedRestores
 from .huge_pages import HugePages
-from .stages import StageMetrics, histogram_for
 from .recency import AlignedRecency
 from .sharing import SharedPages, check_replicated
+from .stages import StageMetrics, histogram_for
 
 
 def tuned(options: Mapping[str, object], surroundings: Surroundings, inner: Extension) -> Extension:
