@@ -26,6 +26,7 @@ class Family:
         side: `module:class` of the `Side` at each end.
         places: where pages are read from.
         is_store: whether it can be asked to store pages, and which it has; else it only moves them.
+        is_product: whether the limits are about it.
         source_writes: whether the source writes into its target, and so is the one that is timed.
         settings, variables: of the contender and of its processes' environment.
         why_not: why it cannot run on this machine and what would help, or nothing.
@@ -35,6 +36,7 @@ class Family:
     side: str
     places: tuple[Place, ...]
     is_store: bool = True
+    is_product: bool = False
     source_writes: bool = False
     settings: Mapping[str, object] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +57,7 @@ def families(scratch: Path, verbs: Path | None) -> tuple[Family, ...]:
     on_disk = {"folder": str(scratch)}
     return (
         Family("memcpy", "stores.copies:Memcpy", ("local",)),
-        Family("kvcr", "stores.kvcr:Store", ("local", "peer")),
+        Family("kvcr", "stores.kvcr:Store", ("local", "peer"), is_product=True),
         Family("raw kvcr", "stores.kvcr:Raw", ("local", "peer")),
         Family(
             "nixl write", "stores.fabric:NixlWrite", ("peer",), is_store=False, source_writes=True

@@ -130,6 +130,7 @@ class Run:
     _verified: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _damaged: list[str] = field(default_factory=list)
     _not_run: dict[str, str] = field(default_factory=dict)
+    _failed: list[str] = field(default_factory=list)
     _entrants: list[Entrant] = field(default_factory=list)
     _serial: int = 0
 
@@ -153,6 +154,7 @@ class Run:
             dict(self._verified),
             tuple(self._damaged),
             dict(self._not_run),
+            tuple(self._failed),
             dict(machine),
         )
 
@@ -221,6 +223,7 @@ class Run:
                 work(entrant)
             except WorkerError as error:
                 self._leave_out(entrant.family, str(error))
+                self._failed += map(entrant.family.contender, entrant.family.places)
                 self._entrants.remove(entrant)
                 entrant.end()
 

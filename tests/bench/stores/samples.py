@@ -61,6 +61,7 @@ class Results:
         verified: how many points of each contender came back with every byte right.
         damaged: what came back wrong, in words.
         not_run: why a contender was left out, or ended early.
+        failed: the contenders that ended early.
         machine: in words.
     """
 
@@ -68,6 +69,7 @@ class Results:
     verified: dict[str, int]
     damaged: tuple[str, ...]
     not_run: dict[str, str]
+    failed: tuple[str, ...]
     machine: dict[str, str]
 
     def find(
