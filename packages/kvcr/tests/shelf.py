@@ -10,6 +10,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolTransfer, Po
 
 from kvstrata.kvcr.boundaries import PoolPresence, legal_boundaries
 from kvstrata.kvcr.contract import ZeroCopyStorage
+from kvstrata.kvcr.extension import ENABLEMENT
 from kvstrata.kvcr.hints import Hint, HintPolicy, carried
 from kvstrata.kvcr.losses import Discards
 from kvstrata.kvcr.metrics import NullRecorder
@@ -34,6 +35,7 @@ class Shelf(ZeroCopyStorage):
     """Answers as KvcrStore does, but for its `faults`, by the name of a call."""
 
     operation_timeout_seconds = 1.0
+    ways = ENABLEMENT
 
     def __init__(self, storage_config: object, model_path: str) -> None:
         self.held: dict[str, set[str]] = defaultdict(set)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvstrata.kvcr import hooks
+from kvstrata.kvcr.extension import ENABLEMENT
 from kvstrata.kvcr.losses import (
     Discards,
     PoolSize,
@@ -76,7 +77,7 @@ def cache(policy: str, host_memory_mode: str = "cache") -> Any:
         host_memory_mode=host_memory_mode,
         cache_controller=SimpleNamespace(
             mem_pool_host=HostPoolGroup([entry]),
-            storage_backend=SimpleNamespace(operation_timeout_seconds=30),
+            storage_backend=SimpleNamespace(operation_timeout_seconds=30, ways=ENABLEMENT),
         ),
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all ranks agree to restore: the longest prefix that each of them may resume at.
+"""What all ranks agree on: how they read, and the longest prefix that each may resume at.
 
 Every rank takes part for every operation, with a mask of the same length, also when it has nothing
 to say: its query failed, or the operation was cancelled before. A rank that stayed away would leave
@@ -25,6 +25,7 @@ from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE, C
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 from .boundaries import as_mask, longest
+from .errors import ConfigError
 from .hints import carrying, operation_hint
 
 if TYPE_CHECKING:
@@ -34,6 +35,33 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
+
+
+def check_alike(controller: "HiCacheController") -> None:
+    """Raise ConfigError, on every rank, unless all ranks read and share pages alike.
+
+    Comes before anything that can fail on one rank alone, which would leave the others waiting.
+    """
+    ways = controller.storage_backend.ways
+    own = {
+        "tuning.read_batch_pages": ways.read_batch_pages,
+        "tuning.shared_mla": int(ways.shared_pages),
+    }
+    lowest_and_negated_highest = torch.tensor([*own.values(), *(-each for each in own.values())])
+    controller._all_reduce(
+        lowest_and_negated_highest,
+        torch.distributed.ReduceOp.MIN,
+        controller.prefetch_completion_sync_groups,
+    )
+    lowest, negated_highest = lowest_and_negated_highest.view(2, -1).tolist()
+    for (setting, value), least, most in zip(own.items(), lowest, negated_highest, strict=True):
+        if least != -most:
+            raise ConfigError(
+                setting,
+                value,
+                f"one value on all ranks, which have {least} to {-most}",
+                "Start every node of this server with the same extra config and packages.",
+            )
 
 
 def answer_queries(controller: "HiCacheController") -> None:

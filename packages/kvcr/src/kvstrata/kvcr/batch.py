@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages of one call, over one pool or several, as KVCR blocks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,10 +32,12 @@ class Batch:
     Args:
         blocks: host places by key.
         keys: the keys of each pool in the call's order; None for a page without bytes.
+        prefix: SGLang's hashes of the pages before the first one, where it names them.
     """
 
     blocks: Mapping[BlockKey, list[MemoryRef]]
     keys: Mapping[str, Sequence[BlockKey | None]]
+    prefix: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -44,6 +46,7 @@ class Batch:
         pools: HostPools,
         namespaces: Mapping[str, bytes],
         agent: str,
+        prefix: Sequence[str] = (),
     ) -> "Batch":
         """The blocks of a call; raises ValueError unless it names whole and different pages."""
         blocks: dict[BlockKey, list[MemoryRef]] = {}
@@ -66,7 +69,11 @@ class Batch:
                 (key, pages.references(agent, place))
                 for key, place in zip(own, places, strict=True)
             )
-        return cls(blocks, keys)
+        return cls(blocks, keys, prefix)
+
+    def only(self, keys: Iterable[BlockKey]) -> dict[BlockKey, list[MemoryRef]]:
+        """The blocks of some of the keys, in their order."""
+        return {key: self.blocks[key] for key in keys}
 
     def results(self, done: Mapping[BlockKey, bool]) -> dict[str, list[bool]]:
         """Per pool, whether each page is done; one without bytes always is."""

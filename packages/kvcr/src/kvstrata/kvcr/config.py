@@ -4,7 +4,7 @@
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Literal, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +13,8 @@ from .errors import ConfigError
 
 BACKEND_NAME = "kvcr"
 """What ``--hicache-storage-backend`` is set to."""
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]iB|B|)")
@@ -81,25 +83,15 @@ class KvcrConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="Keep NIXL's own progress thread, which spins on one core per rank."),
     ] = False
+    tuning: Annotated[
+        dict[str, object],
+        Meta(description="Options of kvstrata-kvcr-tuning, which has to be installed for them."),
+    ] = {}
 
     @classmethod
     def parse(cls, settings: Mapping[str, object]) -> "KvcrConfig":
         """Validate settings; raises ConfigError naming the first wrong one."""
-        values = dict(settings)
-        for key in values:
-            if key not in cls.__struct_fields__:
-                raise _unknown(key, cls.__struct_fields__)
-        if isinstance(values.get("dram_bytes"), str):
-            values["dram_bytes"] = _parse_size("dram_bytes", str(values["dram_bytes"]))
-        hints = get_type_hints(cls, include_extras=True)
-        for key, value in values.items():
-            try:
-                values[key] = msgspec.convert(value, hints[key])
-            except msgspec.ValidationError as error:
-                raise ConfigError(
-                    key, value, str(error), f"Set {key} in the extra config accordingly."
-                ) from None
-        config = cls(**values)  # type: ignore[arg-type]  # each value was converted above
+        config = read(cls, settings)
         if config.bind_host == "0.0.0.0" and not config.advertise_host:
             raise ConfigError(
                 "advertise_host",
@@ -117,11 +109,36 @@ class KvcrConfig(msgspec.Struct, frozen=True, kw_only=True):
         return config
 
 
-def _unknown(key: str, known: tuple[str, ...]) -> ConfigError:
+def read(struct: type[_Struct], settings: Mapping[str, object], within: str = "") -> _Struct:
+    """Settings as a msgspec Struct of them; raises ConfigError naming the first wrong one.
+
+    Args:
+        within: the settings' own place in the extra config, such as ``tuning.``.
+    """
+    values: dict[str, object] = {}
+    hints = get_type_hints(struct, include_extras=True)
+    for key, value in settings.items():
+        if key not in hints:
+            raise _unknown(within, key, tuple(hints))
+        is_size = key.endswith("_bytes") and isinstance(value, str)
+        size = _parse_size(within + key, str(value)) if is_size else value
+        try:
+            values[key] = msgspec.convert(size, hints[key])
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                within + key,
+                value,
+                str(error),
+                f"Set {within}{key} in the extra config accordingly.",
+            ) from None
+    return struct(**values)
+
+
+def _unknown(within: str, key: str, known: tuple[str, ...]) -> ConfigError:
     near = difflib.get_close_matches(key, known, n=1)
     fix = f"Did you mean {near[0]!r}?" if near else "Remove it."
     return ConfigError(
-        "--hicache-storage-backend-extra-config key", key, ", ".join(sorted(known)), fix
+        "--hicache-storage-backend-extra-config key", within + key, ", ".join(sorted(known)), fix
     )
 
 

@@ -4,13 +4,14 @@
 import logging
 import mmap
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
 from .errors import ConfigError, StartupError
+from .extension import ENABLEMENT
 from .rate_limit import RateLimit
 
 logger = logging.getLogger(__name__)
@@ -28,11 +29,17 @@ class DramTier:
     Args:
         pool_bytes: size of each part.
         timeout_seconds: how long the memory may take to become resident.
+        allocate: gives memory of a size in bytes.
 
     Raises ConfigError for more memory than there is, StartupError after the timeout.
     """
 
-    def __init__(self, pool_bytes: Mapping[str, int], timeout_seconds: float = 300.0) -> None:
+    def __init__(
+        self,
+        pool_bytes: Mapping[str, int],
+        timeout_seconds: float = 300.0,
+        allocate: Callable[[int], mmap.mmap] = ENABLEMENT.allocate,
+    ) -> None:
         sizes = {name: _aligned(size) for name, size in pool_bytes.items()}
         total = sum(sizes.values())
         available = psutil.virtual_memory().available
@@ -43,7 +50,7 @@ class DramTier:
                 f"at most the {available} bytes of memory that are available",
                 "Lower dram_bytes, or start fewer ranks on this host.",
             )
-        self._memory = mmap.mmap(-1, total)
+        self._memory = allocate(total)
         array = np.frombuffer(self._memory, dtype=np.uint8)
         _make_resident(array, timeout_seconds)
         address = int(array.ctypes.data)

@@ -49,6 +49,9 @@ def start_storage(controller: "HiCacheController") -> None:
     """
     if controller.storage_backend_type != BACKEND_NAME:
         return
+    from .agreement import check_alike
+
+    check_alike(controller)
     controller.page_get_func = controller._page_get_zero_copy
     controller.page_set_func = controller._page_set_zero_copy
     # Each rank owns a KVCR of its own, so replicated KV is backed up by each of them too.
@@ -141,4 +144,6 @@ def warn_of_losses(
     """AFTER the storage's settings reach the cache, at start and at a run-time attachment."""
     if storage_backend == BACKEND_NAME:
         cache = attachment._cache
-        losses.warn(cache, cache.cache_controller.storage_backend.operation_timeout_seconds)
+        store = cache.cache_controller.storage_backend
+        losses.warn(cache, store.operation_timeout_seconds)
+        store.ways.attached(cache)

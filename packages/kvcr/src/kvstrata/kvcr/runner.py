@@ -7,6 +7,7 @@ poller does so while nobody waits, and both hand every completion to the caller 
 """
 
 import logging
+import mmap
 import threading
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ from kvcr.types import (
 from .dram import DramTier
 from .endpoints import Endpoint
 from .errors import ConfigError
+from .extension import ENABLEMENT
 from .hints import Hint
 from .instance import Deadlines, RunnerAddress, retain, start_kvcr
 from .keys import event_hash, namespace_of
@@ -58,6 +60,7 @@ class Runner:
         is_gone: whether the process behind a control endpoint has certainly ended.
         end_worker: called when native code may still write to host pages that were given up. It
             must end the process: going on would hand the pages to another request.
+        allocate: gives the memory of the DRAM tier.
 
     Raises ConfigError for a DRAM budget that is too small or too large, StartupError when KVCR does
     not come up.
@@ -71,6 +74,7 @@ class Runner:
         deadlines: Deadlines,
         is_gone: Callable[[Endpoint], bool],
         end_worker: Callable[[str], None],
+        allocate: Callable[[int], mmap.mmap] = ENABLEMENT.allocate,
     ) -> None:
         self.address = address
         self.pools = pools
@@ -78,7 +82,7 @@ class Runner:
         self.deadlines = deadlines
         self._is_gone = is_gone
         self._end_worker = end_worker
-        self._dram = DramTier(pools.tier_bytes(dram_bytes), deadlines.startup_seconds)
+        self._dram = DramTier(pools.tier_bytes(dram_bytes), deadlines.startup_seconds, allocate)
         self._lock = threading.RLock()
         self._closing = False
         self._stopped = False

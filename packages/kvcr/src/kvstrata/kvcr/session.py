@@ -6,18 +6,17 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from kvcr.types import BlockKey, CacheTier
 
 from .batch import Batch, PoolPages
 from .endpoints import Endpoint
+from .extension import Extension
 from .hints import Hint
 from .keys import page_key
 from .metrics import MissReason, Recorder, Source
 from .peers import PeerProbe
 from .runner import Runner
-from .staging import restore_staged
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +44,13 @@ class Session:
 
     Args:
         namespaces: the namespace digest of each pool that has bytes.
-        peer_restores: whether a peer writes straight into host pages.
+        ways: how pages are found, restored and deposited.
         probe: told how each peer did.
     """
 
     runner: Runner
     namespaces: Mapping[str, bytes]
-    peer_restores: Literal["direct", "staged"]
+    ways: Extension
     probe: PeerProbe
     recorder: Recorder
 
@@ -64,32 +63,36 @@ class Session:
         """
         physical = [name for name in pools if not self.runner.pools.named(name).is_logical]
         keys = [page_key(page, self.namespaces[name]) for name in physical for page in hashes]
-        found = iter(self.runner.query(keys, peer.hint))
+        with self.ways.stage("locate"):
+            found = iter(self.ways.locate(self.runner, keys, peer.hint))
         return {name: [next(found) is not None for _ in hashes] for name in physical}
 
-    def restore(self, wanted: Sequence[PoolPages], peer: Peer) -> dict[str, list[bool]]:
-        """Fill host pages; per pool, whether each was filled. Raises ValueError like `Batch.of`."""
+    def restore(
+        self, wanted: Sequence[PoolPages], peer: Peer, prefix: Sequence[str] = ()
+    ) -> dict[str, list[bool]]:
+        """Fill host pages; per pool, whether each was filled. Raises ValueError like `Batch.of`.
+
+        `prefix` names the pages before the first one, where SGLang says them.
+        """
         started = time.monotonic()
-        batch = self._batch(wanted)
+        batch = self._batch(wanted, prefix)
         if not batch.blocks:
             return batch.results({})
-        tiers = self.runner.query(list(batch.blocks), peer.hint)
+        with self.ways.stage("locate"):
+            tiers = self.ways.locate(self.runner, list(batch.blocks), peer.hint)
         # Beside a page that nobody has, KVCR would fail the pages that somebody has.
         tier_of = {
             key: tier for key, tier in zip(batch.blocks, tiers, strict=True) if tier is not None
         }
-        found = {key: batch.blocks[key] for key in tier_of}
-        if not found:
-            filled: list[bool] = []
-        elif self.peer_restores == "staged" and CacheTier.REMOTE_G2 in tier_of.values():
-            filled = restore_staged(self.runner, found, peer.hint)
-        else:
-            filled = self.runner.deliver(found, peer.hint)
-        done = dict(zip(found, filled, strict=True))
+        filled: list[bool] = []
+        if tier_of:
+            with self.ways.stage("restore"):
+                filled = self.ways.restore(self.runner, batch, tier_of, peer.hint)
+        done = dict(zip(tier_of, filled, strict=True))
         seconds = time.monotonic() - started
         restored = {key: _SOURCES[tier_of[key]] for key, ok in done.items() if ok}
-        self._missed(peer.absence, len(batch.blocks) - len(found))
-        self._missed("failed", len(found) - len(restored))
+        self._missed(peer.absence, len(batch.blocks) - len(tier_of))
+        self._missed("failed", len(tier_of) - len(restored))
         if peer.hint and CacheTier.REMOTE_G2 in tier_of.values():
             self._judge(peer.hint.source, seconds, answered="peer" in restored.values())
         restored_bytes = self._record_restored(batch, restored, seconds)
@@ -108,16 +111,20 @@ class Session:
         )
         return batch.results(done)
 
-    def back_up(self, wanted: Sequence[PoolPages]) -> dict[str, list[bool]]:
+    def back_up(
+        self, wanted: Sequence[PoolPages], prefix: Sequence[str] = ()
+    ) -> dict[str, list[bool]]:
         """Copy host pages into the DRAM tier; per pool, whether each is held there.
 
-        Raises ValueError like `Batch.of`.
+        `prefix` names the pages before the first one, where SGLang says them. Raises ValueError
+        like `Batch.of`.
         """
         started = time.monotonic()
-        batch = self._batch(wanted)
+        batch = self._batch(wanted, prefix)
         if not batch.blocks:
             return batch.results({})
-        held = self.runner.deposit(batch.blocks)
+        with self.ways.stage("deposit"):
+            held = self.ways.deposit(self.runner, batch)
         results = batch.results(dict(zip(batch.blocks, held, strict=True)))
         seconds = time.monotonic() - started
         held_bytes = 0
@@ -141,9 +148,10 @@ class Session:
         )
         return results
 
-    def _batch(self, wanted: Sequence[PoolPages]) -> Batch:
+    def _batch(self, wanted: Sequence[PoolPages], prefix: Sequence[str]) -> Batch:
         runner = self.runner
-        return Batch.of(wanted, runner.pools, self.namespaces, runner.address.agent)
+        with self.ways.stage("plan"):
+            return Batch.of(wanted, runner.pools, self.namespaces, runner.address.agent, prefix)
 
     def _judge(self, source: Endpoint, seconds: float, *, answered: bool) -> None:
         """Tell the probe about a peer; one that had none of the pages says so in no time."""

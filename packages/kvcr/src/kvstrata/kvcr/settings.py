@@ -28,10 +28,11 @@ def settings_of(struct: type) -> Iterator[Setting]:
         schema = _schema(field.type)
         if "description" not in schema:
             raise ValueError(f"{struct.__name__}.{field.name} has no description")
+        has_maker = field.default_factory is not NODEFAULT
         yield Setting(
             field.encode_name,
             _type(field.type, field.name),
-            _default(field.default, field.name),
+            _default(field.default_factory() if has_maker else field.default, field.name),
             schema["description"],
         )
 
@@ -61,6 +62,8 @@ def _type(kind: inspect.Type, name: str) -> str:
         return "text"
     if isinstance(kind, inspect.LiteralType):
         return " or ".join(str(value) for value in kind.values)
+    if isinstance(kind, inspect.DictType):
+        return "object"
     if isinstance(kind, inspect.VarTupleType):
         return f"list of {_type(kind.item_type, name)}"
     if isinstance(kind, inspect.IntType) and name.endswith("_bytes"):
@@ -79,7 +82,7 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> list[str]:
 def _default(value: object, name: str) -> str:
     if value is NODEFAULT:
         return "required"
-    if value in ("", ()):
+    if value in ("", (), {}):
         return ""
     if isinstance(value, bool):
         return str(value).lower()

@@ -6,9 +6,12 @@ and never the worker.
 """
 
 import logging
+from collections.abc import Mapping
 
-from kvcr.types import BlockKey, ReleaseHandle
+from kvcr.types import BlockKey, CacheTier, ReleaseHandle
 
+from .batch import Batch
+from .extension import Extension
 from .hints import Hint
 from .runner import Blocks, Runner
 
@@ -41,3 +44,21 @@ def restore_staged(runner: Runner, blocks: Blocks, hint: Hint | None) -> list[bo
     finally:
         runner.release(claims.values())
     return [filled.get(key, False) for key in blocks]
+
+
+class Staged(Extension):
+    """The backend's own ways where ``peer_restore_mode`` is ``staged``."""
+
+    def restore(
+        self,
+        runner: Runner,
+        batch: Batch,
+        found: Mapping[BlockKey, CacheTier],
+        hint: Hint | None,
+    ) -> list[bool]:
+        if CacheTier.REMOTE_G2 in found.values():
+            return restore_staged(runner, batch.only(found), hint)
+        return super().restore(runner, batch, found, hint)
+
+
+STAGED = Staged()

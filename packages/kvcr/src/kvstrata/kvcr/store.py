@@ -29,6 +29,7 @@ from .config import KvcrConfig
 from .contract import Contained, ZeroCopyStorage
 from .endpoints import Endpoint, EndpointPolicy
 from .errors import ConfigError
+from .extension import ENABLEMENT, Surroundings, extended
 from .hints import Hint, HintPolicy, carried
 from .identity import Weights, value_types
 from .instance import Deadlines, RunnerAddress
@@ -41,6 +42,7 @@ from .pools import HostPools
 from .preflight import check_port_free
 from .runner import Runner
 from .session import Peer, Session
+from .staging import STAGED
 from .topology import check_topology, rank_of
 from .worker import end_worker
 
@@ -75,6 +77,10 @@ class KvcrStore(ZeroCopyStorage):
         self._rank = rank_of(storage_config)
         advertised = self._config.advertise_host or self._config.bind_host
         self._own = Endpoint(advertised, self._config.control_port)
+        self.ways = extended(
+            STAGED if self._config.peer_restore_mode == "staged" else ENABLEMENT,
+            Surroundings(self._config, storage_config, self._rank, self._own),
+        )
         self._hints = HintPolicy(
             self._config.trust_request_hints,
             EndpointPolicy(self._config.allowed_peers, advertised),
@@ -133,12 +139,12 @@ class KvcrStore(ZeroCopyStorage):
         """
         if self._session is not None:
             return
-        pools = HostPools.of(HostPages.of(name, pool) for name, pool in self._host_pools.items())
+        pools = self.ways.prepare(
+            HostPools.of(HostPages.of(name, pool) for name, pool in self._host_pools.items())
+        )
         runner = self._start_runner(pools)
         namespaces = {pages.name: self._namespace(pages) for pages in pools.physical}
-        self._session = Session(
-            runner, namespaces, self._config.peer_restore_mode, self._probe, self._recorder
-        )
+        self._session = Session(runner, namespaces, self.ways, self._probe, self._recorder)
         self._has_stored = False
 
     def close(self) -> None:
@@ -162,7 +168,7 @@ class KvcrStore(ZeroCopyStorage):
             layout=pool.layout,
             page_slots=pages.page_slots,
             component_bytes=tuple(component.size_bytes for component in pages.components),
-            tp_rank=topology.tp_rank,
+            tp_rank=self.ways.counterpart(topology.tp_rank),
             tp_size=topology.tp_size,
             cp_rank=topology.attn_cp_rank,
             cp_size=topology.attn_cp_size,
@@ -171,6 +177,7 @@ class KvcrStore(ZeroCopyStorage):
 
     def _start_runner(self, pools: HostPools) -> Runner:
         config, rank = self._config, self._rank
+        dram_bytes = self.ways.dram_bytes(config, pools)
         control_port, nixl_port = config.control_port + rank, config.nixl_port + rank
         check_port_free("control_port", config.bind_host, control_port)
         check_port_free("nixl_port", "", nixl_port)
@@ -184,7 +191,7 @@ class KvcrStore(ZeroCopyStorage):
                 nixl_port=nixl_port,
             ),
             pools,
-            config.dram_bytes,
+            dram_bytes,
             Deadlines(
                 config.operation_timeout_seconds,
                 config.abandon_timeout_seconds,
@@ -192,13 +199,14 @@ class KvcrStore(ZeroCopyStorage):
             ),
             self._probe.is_gone,
             end_worker,
+            self.ways.allocate,
         )
         logger.info(
             "kvcr ready endpoint=%s pages=%d page_bytes=%d dram_bytes=%d seconds=%.2f pools=%s",
             self._own.of_rank(rank),
             max(pages.page_count for pages in pools.physical),
             sum(pages.page_bytes for pages in pools.physical),
-            config.dram_bytes,
+            dram_bytes,
             time.monotonic() - started,
             ",".join(f"{name}:{pages}" for name, pages in runner.tier_pages.items()),
         )
@@ -217,7 +225,7 @@ class KvcrStore(ZeroCopyStorage):
         hint = carried()
         if not isinstance(hint, Hint) or hint.source == self._own:
             return Peer()
-        source = hint.source.of_rank(self._rank)
+        source = hint.source.of_rank(self.ways.counterpart(self._rank))
         if not self._probe.reachable(source):
             logger.warning("kvcr peer unreachable endpoint=%s, restoring locally", source)
             return Peer(absence="unreachable")
@@ -283,7 +291,8 @@ class KvcrStore(ZeroCopyStorage):
         """Fill KV host pages; whether each page was filled. A page that was not holds no data."""
         with self._contained("restore", len(keys)):
             if session := self._running(len(keys)):
-                return session.restore([PoolPages(_KV, keys, host_indices)], self._peer())[_KV]
+                pages = PoolPages(_KV, keys, host_indices)
+                return session.restore([pages], self._peer(), _prefix(extra_info))[_KV]
         return [False] * len(keys)
 
     def batch_get_v2(
@@ -296,7 +305,7 @@ class KvcrStore(ZeroCopyStorage):
         pages = sum(map(len, nothing.values()))
         with self._contained("restore", pages):
             if session := self._running(pages):
-                return session.restore(_pool_pages(transfers), self._peer())
+                return session.restore(_pool_pages(transfers), self._peer(), _prefix(extra_info))
         return nothing
 
     def batch_set_v1(
@@ -309,7 +318,8 @@ class KvcrStore(ZeroCopyStorage):
         with self._contained("backup"):
             if session := self._running():
                 self._has_stored = True
-                return session.back_up([PoolPages(_KV, keys, host_indices)])[_KV]
+                pages = PoolPages(_KV, keys, host_indices)
+                return session.back_up([pages], _prefix(extra_info))[_KV]
         return [False] * len(keys)
 
     def batch_set_v2(
@@ -321,7 +331,7 @@ class KvcrStore(ZeroCopyStorage):
         with self._contained("backup"):
             if session := self._running():
                 self._has_stored = True
-                return session.back_up(_pool_pages(transfers))
+                return session.back_up(_pool_pages(transfers), _prefix(extra_info))
         return _no_pages(transfers)
 
     def _running(self, asked_pages: int = 0) -> Session | None:
@@ -342,6 +352,10 @@ def _window_pages(transfer: PoolTransfer) -> int | None:
     if transfer.hit_policy != PoolHitPolicy.TRAILING_PAGES:
         return None
     return max(1, len(transfer.keys or ()))
+
+
+def _prefix(extra_info: HiCacheStorageExtraInfo | None) -> Sequence[str]:
+    return (extra_info and extra_info.prefix_keys) or ()
 
 
 def _pool_pages(transfers: Sequence[PoolTransfer]) -> list[PoolPages]:

@@ -2,17 +2,23 @@
 """The page IO of one storage operation: what the store says is checked, and every step answers.
 
 All ranks emit the same acknowledgements for an operation, whatever fails on one of them, because
-each acknowledgement is reduced over the ranks: one for every 128 pages, one for the pools beside
-KV if there are any, and SGLang's own at the end.
+each acknowledgement is reduced over the ranks: one for every read, of 128 pages unless an extension
+cuts them otherwise, one for the pools beside KV if there are any, and SGLang's own at the end.
 """
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.managers.cache_controller import PrefetchAck
-from sglang.srt.mem_cache.hicache_storage import STORAGE_BATCH_SIZE, PoolName, PoolTransfer
+from sglang.srt.mem_cache.hicache_storage import (
+    STORAGE_BATCH_SIZE,
+    HiCacheStorageExtraInfo,
+    PoolName,
+    PoolTransfer,
+)
 
 from .hints import carrying, operation_hint
 
@@ -47,11 +53,12 @@ def read(controller: "HybridCacheController", operation: "PrefetchOperation") ->
     """Fill an operation's host pages and emit its acknowledgements but the last; never raises."""
     completed, whole = 0, True
     with carrying(operation_hint(operation, controller.storage_backend)):
-        for hashes, host_indices in _batches(controller, operation):
+        batch_pages = controller.storage_backend.ways.read_batch_pages
+        for batch in _batches(controller, operation, batch_pages):
             if whole and not operation.is_terminated():
-                pages = _read_batch(controller, operation, hashes, host_indices)
+                pages = _read_batch(controller, operation, batch)
                 completed += pages
-                whole = pages == len(hashes)
+                whole = pages == len(batch.hashes)
             else:
                 whole = False
             controller.prefetch_sync_queue.put(
@@ -78,53 +85,92 @@ def back_up(controller: "HybridCacheController", operation: "StorageOperation") 
 
     ``completed_tokens`` ends before the first page of which KV or a sidecar is not held.
     """
-    missing = _deposit_sidecars(controller, operation)
-    held: list[bool] = []
-    for hashes, host_indices in _batches(controller, operation):
-        results = _deposit_batch(controller, hashes, host_indices)
-        held += results
-        if not all(results):
+    ways = controller.storage_backend.ways
+    transfers = operation.pool_transfers or []
+    joined = [each for each in transfers if ways.joins_kv(each)]
+    missing = _deposit_sidecars(
+        controller, operation, [each for each in transfers if each not in joined]
+    )
+    pools = [PoolName.KV, *_names(joined)]
+    held: dict[str, list[bool]] = {pool: [] for pool in pools}
+    for batch in _batches(controller, operation, STORAGE_BATCH_SIZE):
+        results = _deposit_batch(controller, batch, pools)
+        for pool in pools:
+            held[pool] += results[pool]
+        if not all(map(all, results.values())):
             break
+    operation.pool_storage_result.update_extra_pool_hit_pages(
+        {str(pool): leading(held[pool]) for pool in pools[1:]}
+    )
     whole = [
-        is_held and page not in missing
-        for page, is_held in zip(operation.hash_value, held, strict=False)
+        all(is_held) and page not in missing
+        for page, *is_held in zip(operation.hash_value, *held.values(), strict=False)
     ]
     operation.completed_tokens = leading(whole) * controller.page_size
 
 
+@dataclass(frozen=True)
+class _KvBatch:
+    """Successive pages of an operation.
+
+    Args:
+        host_indices: shape [pages * page_size].
+        info: what SGLang would say of them; None where it does not say which pages are before.
+    """
+
+    hashes: list[str]
+    host_indices: torch.Tensor
+    info: HiCacheStorageExtraInfo | None
+
+    def of(self, name: str, page_size: int, pages: int | None = None) -> PoolTransfer:
+        """The leading pages, all of them by default, in a pool that has these indices."""
+        hashes = self.hashes[:pages]
+        indices = self.host_indices[: len(hashes) * page_size]
+        return PoolTransfer(name=name, keys=hashes, host_indices=indices)
+
+
 def _batches(
-    controller: "HybridCacheController", operation: "StorageOperation"
-) -> Iterator[tuple[list[str], torch.Tensor]]:
-    """Hashes and host indices, shape [pages * page_size], of at most 128 pages at a time."""
-    for start in range(0, len(operation.hash_value), STORAGE_BATCH_SIZE):
-        hashes = operation.hash_value[start : start + STORAGE_BATCH_SIZE]
+    controller: "HybridCacheController", operation: "StorageOperation", most_pages: int
+) -> Iterator[_KvBatch]:
+    """The pages of an operation, so many at a time."""
+    for start in range(0, len(operation.hash_value), most_pages):
+        hashes = operation.hash_value[start : start + most_pages]
         first = start * controller.page_size
-        yield hashes, operation.host_indices[first : first + len(hashes) * controller.page_size]
+        indices = operation.host_indices[first : first + len(hashes) * controller.page_size]
+        yield _KvBatch(hashes, indices, _info(operation, start))
+
+
+def _info(operation: "StorageOperation", start: int = 0) -> HiCacheStorageExtraInfo | None:
+    """The pages before one of an operation's, if SGLang was told to say the prefix."""
+    if operation.prefix_keys is None:
+        return None
+    return HiCacheStorageExtraInfo(
+        prefix_keys=[*operation.prefix_keys, *operation.hash_value[:start]]
+    )
 
 
 def _read_batch(
-    controller: "HybridCacheController",
-    operation: "PrefetchOperation",
-    hashes: list[str],
-    host_indices: torch.Tensor,
+    controller: "HybridCacheController", operation: "PrefetchOperation", batch: _KvBatch
 ) -> int:
     """How many leading pages were filled in KV and in every pool that has KV's indices."""
-    store = controller.storage_backend
+    store, page_size = controller.storage_backend, controller.page_size
+    sidecars = [
+        each for each in operation.pool_transfers or [] if each.indices_from_pool == PoolName.KV
+    ]
     try:
-        kv = store.batch_get_v1(hashes, host_indices)
-        pages = leading(successes(kv, len(hashes), PoolName.KV))
-        sidecars = [
-            PoolTransfer(
-                name=transfer.name,
-                keys=hashes[:pages],
-                host_indices=host_indices[: pages * controller.page_size],
-            )
-            for transfer in operation.pool_transfers or []
-            if transfer.indices_from_pool == PoolName.KV
-        ]
-        if sidecars and pages:
-            results = store.batch_get_v2(sidecars)
-            pages = min(leading(_of(results, each)) for each in sidecars)
+        joined = [each for each in sidecars if store.ways.joins_kv(each)]
+        if joined:
+            together = [batch.of(each, page_size) for each in (PoolName.KV, *_names(joined))]
+            results = store.batch_get_v2(together, batch.info)
+            pages = min(leading(_of(results, each)) for each in together)
+        else:
+            kv = store.batch_get_v1(batch.hashes, batch.host_indices, batch.info)
+            pages = leading(successes(kv, len(batch.hashes), PoolName.KV))
+        apart = [each for each in sidecars if each not in joined]
+        if apart and pages:
+            transfers = [batch.of(each, page_size, pages) for each in _names(apart)]
+            results = store.batch_get_v2(transfers, batch.info)
+            pages = min(leading(_of(results, each)) for each in transfers)
     except Exception:  # SGLang's storage threads do not survive any exception
         logger.exception("kvcr read failed, taken for a miss")
         return 0
@@ -149,7 +195,9 @@ def _read_other_pools(
             hashes, end = operation.sidecar_hash_values, operation.sidecar_hit_pages
         controller._sync_trailing_keys(transfers, hashes, end)
         controller._resolve_sidecar_nonkv_derived_pool_transfers(operation)
-        results = controller.storage_backend.batch_get_v2(transfers) if transfers else {}
+        results = {}
+        if transfers:
+            results = controller.storage_backend.batch_get_v2(transfers, _info(operation))
         return {str(each.name): leading(_of(results, each)) for each in transfers}
     except Exception:  # SGLang's storage threads do not survive any exception
         logger.exception("kvcr read of %s failed, taken for a miss", [t.name for t in transfers])
@@ -157,16 +205,17 @@ def _read_other_pools(
 
 
 def _deposit_sidecars(
-    controller: "HybridCacheController", operation: "StorageOperation"
+    controller: "HybridCacheController",
+    operation: "StorageOperation",
+    transfers: list[PoolTransfer],
 ) -> set[str]:
     """The pages of which some sidecar is not held."""
-    transfers = operation.pool_transfers
     if not transfers:
         return set()
     try:
         controller._resolve_sidecar_kv_derived_pool_transfers(operation)
         controller._resolve_sidecar_nonkv_derived_pool_transfers(operation)
-        results = controller.storage_backend.batch_set_v2(transfers)
+        results = controller.storage_backend.batch_set_v2(transfers, _info(operation))
         held = {str(each.name): _of(results, each) for each in transfers}
     except Exception:  # SGLang's storage threads do not survive any exception
         logger.exception("kvcr backup of sidecars failed")
@@ -183,15 +232,24 @@ def _deposit_sidecars(
 
 
 def _deposit_batch(
-    controller: "HybridCacheController", hashes: list[str], host_indices: torch.Tensor
-) -> list[bool]:
-    """Whether each page's KV is held."""
+    controller: "HybridCacheController", batch: _KvBatch, pools: list[str]
+) -> dict[str, list[bool]]:
+    """Whether each page is held, in KV and in the pools that join it."""
+    store = controller.storage_backend
     try:
-        results = controller.storage_backend.batch_set_v1(hashes, host_indices)
-        return successes(results, len(hashes), PoolName.KV)
+        if pools == [PoolName.KV]:
+            kv = store.batch_set_v1(batch.hashes, batch.host_indices, batch.info)
+            return {PoolName.KV: successes(kv, len(batch.hashes), PoolName.KV)}
+        transfers = [batch.of(pool, controller.page_size) for pool in pools]
+        results = store.batch_set_v2(transfers, batch.info)
+        return {each.name: _of(results, each) for each in transfers}
     except Exception:  # SGLang's storage threads do not survive any exception
         logger.exception("kvcr backup failed")
-        return [False] * len(hashes)
+        return {pool: [False] * len(batch.hashes) for pool in pools}
+
+
+def _names(transfers: list[PoolTransfer]) -> list[str]:
+    return [each.name for each in transfers]
 
 
 def _of(results: dict[str, object], transfer: PoolTransfer) -> list[bool]:

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options, as written under ``tuning`` in the extra config of the backend."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from kvstrata.kvcr.config import read
+
+SGLANG_BATCH_PAGES = 128
+"""Pages of one read as SGLang cuts them."""
+
+
+class TuningConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of one server; with the defaults, nothing is changed."""
+
+    combined_io: Annotated[
+        bool,
+        Meta(
+            description="Read and back up KV and the pools that have KV's indices, such as an "
+            "indexer, in one operation."
+        ),
+    ] = False
+    read_batch_pages: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1 << 16,
+            description="Pages of one read, after each of which the ranks agree; equal on all "
+            "ranks of a server.",
+        ),
+    ] = SGLANG_BATCH_PAGES
+    shared_mla: Annotated[
+        bool,
+        Meta(
+            description="With replicated KV (MLA), back up on rank 0 alone; the other ranks "
+            "restore from there and keep no copy."
+        ),
+    ] = False
+    align_recency: Annotated[
+        bool,
+        Meta(
+            description="Let a prefix age as one, so that its last pages are dropped from the DRAM "
+            "tier before its first ones."
+        ),
+    ] = False
+
+    @classmethod
+    def parse(cls, options: Mapping[str, object]) -> "TuningConfig":
+        """Validate options; raises ConfigError naming the first wrong one."""
+        return read(cls, options, "tuning.")

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the options make of the backend's own ways, the innermost first."""
+
+from collections.abc import Mapping
+
+from kvstrata.kvcr.extension import Extension, Surroundings
+
+from .batching import ReadBatches
+from .combined import CombinedIO
+from .config import TuningConfig
+
+
+def tuned(options: Mapping[str, object], surroundings: Surroundings, inner: Extension) -> Extension:
+    """The ways of `inner` with all options that are on; `inner` itself if none is.
+
+    Raises ConfigError for an option that is wrong, or that the server's topology does not allow.
+    """
+    config = TuningConfig.parse(options)
+    ways = inner
+    if config.combined_io:
+        ways = CombinedIO(ways)
+    if config.read_batch_pages != ways.read_batch_pages:
+        ways = ReadBatches(ways, config.read_batch_pages)
+    return ways
