@@ -20,6 +20,7 @@ from .validation import (
     validate_host,
     validate_kvcached_host,
 )
+from .verbs import unpack_verbs
 from .wheel import StaleWheelError, Wheel, WheelError
 from .workspace import Workspace
 
@@ -61,6 +62,7 @@ __all__ = [
     "run_gates",
     "run_repository_tests",
     "table",
+    "unpack_verbs",
     "validate",
     "validate_host",
     "validate_kvcached_host",

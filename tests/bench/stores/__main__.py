@@ -2,14 +2,11 @@
 """Command line of the benchmark."""
 
 import argparse
-import os
-import platform
 import sys
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from command import begin, progress
+from command import begin, machine, progress
 
 from . import plots, report
 from .family import families
@@ -23,8 +20,6 @@ through SGLang's other storage backends: set, get and exists, from the own memor
 process. All take turns. Each point ends with a transfer of which every byte is compared. Writes
 stores.csv, stores.json, stores.md and two plots."""
 
-_VERSIONS = ("sglang", "kvcr", "nixl", "mooncake-transfer-engine-non-cuda", "ucxx-cu12", "torch")
-
 
 def main() -> int:
     options = _parser().parse_args()
@@ -32,13 +27,13 @@ def main() -> int:
     points = quick() if options.quick else full()
     plan = Plan(
         points,
-        seconds_per_point=options.seconds or (10.0 if options.quick else 17.0),
+        seconds=options.seconds or (45.0 if options.quick else 330.0),
         starts=2 if options.quick else 4,
     )
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.output, prefix="scratch-") as scratch:
         known = families(Path(scratch), options.verbs)
-        results = Run(plan, options.output / "logs", progress).of(known, _machine())
+        results = Run(plan, options.output / "logs", progress).of(known, machine())
     products = [each.name for each in known if each.is_product]
     report.show(console, results, products)
     report.write_csv(options.output / "stores.csv", results)
@@ -53,20 +48,6 @@ def main() -> int:
             _write(options.docs / "_static", f"kvcr-{name}.svg", drawing)
     missed = missed_goals(limits(results, products[-1]))
     return 1 if results.damaged or results.failed or (options.strict and missed) else 0
-
-
-def _machine() -> dict[str, str]:
-    facts = {
-        "cores": str(os.cpu_count()),
-        "load at the start": f"{os.getloadavg()[0]:.1f}",
-        "Python": platform.python_version(),
-    }
-    for name in _VERSIONS:
-        try:
-            facts[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return facts
 
 
 def _write(folder: Path, name: str, text: str) -> None:
@@ -89,7 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="only what the goals are about")
     parser.add_argument("--strict", action="store_true", help="fail if a goal is missed")
     parser.add_argument(
-        "--seconds", type=float, default=0.0, metavar="S", help="for each point; 0: by the grid"
+        "--seconds",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="of measuring in all; 0: by the grid",
     )
     parser.add_argument(
         "--verbs", type=Path, metavar="FOLDER", help="libibverbs, where the system has none"

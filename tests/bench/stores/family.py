@@ -8,7 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+import options
+
 Place = Literal["local", "peer"]
+
+TUNED = "kvcr tuned"
+SIDECAR = "kvcr, sidecar"
+COMBINED = "kvcr combined, sidecar"
 
 _VERBS = "libibverbs.so.1"
 
@@ -58,6 +64,7 @@ def families(scratch: Path, verbs: Path | None) -> tuple[Family, ...]:
     return (
         Family("memcpy", "stores.copies:Memcpy", ("local",)),
         Family("kvcr", "stores.kvcr:Store", ("local", "peer"), is_product=True),
+        *_tuned(),
         Family("raw kvcr", "stores.kvcr:Raw", ("local", "peer")),
         Family(
             "nixl write", "stores.fabric:NixlWrite", ("peer",), is_store=False, source_writes=True
@@ -86,6 +93,34 @@ def families(scratch: Path, verbs: Path | None) -> tuple[Family, ...]:
     )
 
 
+def _tuned() -> tuple[Family, ...]:
+    """KVCR with all options on, and a model with a sidecar without and with combined IO."""
+    on = options.known()
+    combined: Mapping[str, object] = {"tuning": {"combined_io": True}} if on else {}
+    return (
+        Family(
+            TUNED,
+            "stores.kvcr:Store",
+            ("local", "peer"),
+            is_product=bool(on),
+            settings={"tuning": on},
+            why_not=_without_tuning,
+        ),
+        Family(SIDECAR, "stores.kvcr:WithSidecar", ("local", "peer")),
+        Family(
+            COMBINED,
+            "stores.kvcr:WithSidecar",
+            ("local", "peer"),
+            settings=combined,
+            why_not=_without_tuning,
+        ),
+    )
+
+
+def _without_tuning() -> str:
+    return _without_module("kvstrata.kvcr_tuning", "kvstrata-kvcr-tuning")
+
+
 def _without_module(module: str, distribution: str) -> str:
     if find_spec(module) is not None:
         return ""
@@ -98,9 +133,12 @@ def _without_mooncake(verbs: Path | None) -> str:
         return missing
     if verbs is not None:
         here = (verbs / _VERBS).exists()
-        return "" if here else f"{verbs} has no {_VERBS}; unpack Debian's libibverbs1 there"
+        return "" if here else f"--verbs {verbs} has no {_VERBS}; unpack libibverbs1 there"
     try:
         ctypes.CDLL(_VERBS)
     except OSError:
-        return f"{_VERBS} is missing; apt-get install libibverbs1"
+        return (
+            f"{_VERBS} is missing; unpack Debian's libibverbs1, libnl-3-200 and libnl-route-3-200 "
+            "into a folder for --verbs"
+        )
     return ""

@@ -2,8 +2,9 @@
 """What is wanted of KVCR's restores and backups, and what was seen."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from .family import COMBINED, SIDECAR
 from .grid import HEADLINE, MANY, Point
 from .samples import Operation, Results, Series
 
@@ -61,6 +62,10 @@ def limits(results: Results, product: str) -> tuple[Limit, ...]:
             "later ones",
             is_ceiling=True,
         ),
+        faster("combined IO", f"{COMBINED} local", f"{SIDECAR} local", "get", 1.3),
+        replace(faster, point=MANY)(
+            "combined IO", f"{COMBINED} local", f"{SIDECAR} local", "get", 1.3
+        ),
         Limit(
             f"exists, {MANY.pages:,} pages",
             _milliseconds(results.find(local, MANY, "exists")),
@@ -81,7 +86,7 @@ def missed_goals(found: Sequence[Limit]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """How many times as fast as another contender; at the headline's point, when warm."""
+    """How many times as fast as another contender, when both are warm."""
 
     results: Results
     point: Point = HEADLINE
@@ -91,7 +96,7 @@ class _Comparison:
     ) -> Limit:
         ours = self.results.find(product, self.point, operation)
         theirs = self.results.find(against, self.point, operation)
-        return Limit(goal, _ratio(theirs, ours), wanted, "x", against)
+        return Limit(goal, _ratio(theirs, ours), wanted, "x", f"{against}, {self.point}")
 
 
 def _ratio(numerator: Series | None, denominator: Series | None) -> float | None:

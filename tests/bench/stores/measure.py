@@ -14,7 +14,7 @@ from .grid import HEADLINE, Point, by_size
 from .samples import Operation, Results, Series, State
 from .worker import Worker, WorkerError
 
-_FEWEST_ROUNDS = 5
+_FEWEST_ROUNDS = 4
 _MOST_ROUNDS = 101
 
 _Key = tuple[str, Point, Operation, State]
@@ -26,13 +26,14 @@ class Plan:
 
     Args:
         points: what is moved.
-        seconds_per_point: after this long a point is left, once it has had its fewest rounds.
+        seconds: for all points, shared by those that are left. A point has its fewest rounds in any
+            case. The first start comes before.
         starts: how often the contenders are started for the headline's page size; each start gives
             one cold sample.
     """
 
     points: tuple[Point, ...]
-    seconds_per_point: float
+    seconds: float
     starts: int
 
 
@@ -133,6 +134,8 @@ class Run:
     _failed: list[str] = field(default_factory=list)
     _entrants: list[Entrant] = field(default_factory=list)
     _serial: int = 0
+    _done: int = 0
+    _deadline: float = 0.0
 
     def of(self, families: Sequence[Family], machine: Mapping[str, str]) -> Results:
         """Measure all families that can run; every other one is named with its reason."""
@@ -165,6 +168,7 @@ class Run:
             self.tell(f"{points[0]}: starting {len(self._entrants)}")
             self._each(lambda entrant: entrant.start(page_bytes, most))
             self._each(lambda entrant: entrant.fill(most, 0))
+            self._deadline = self._deadline or time.monotonic() + self.plan.seconds
             if start + 1 < starts:
                 self._round(points[0], 0, cold=True)
                 self._round(points[0], 1, cold=False)
@@ -175,13 +179,15 @@ class Run:
 
     def _measure(self, point: Point, *, first: bool) -> None:
         began, rounds = time.monotonic(), 0
+        share = max(0.0, self._deadline - began) / (len(self.plan.points) - self._done)
         while rounds < _MOST_ROUNDS:
-            enough = time.monotonic() - began > self.plan.seconds_per_point
+            enough = time.monotonic() - began > share
             if enough and rounds >= _FEWEST_ROUNDS:
                 break
             self._round(point, rounds, cold=first and rounds == 0)
             rounds += 1
         self._verify(point)
+        self._done += 1
         self.tell(f"{point}: {rounds} rounds in {time.monotonic() - began:.0f} s")
 
     def _round(self, point: Point, number: int, *, cold: bool) -> None:

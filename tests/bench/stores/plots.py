@@ -11,7 +11,7 @@ from .grid import Point, size
 from .samples import Operation, Results, Series
 
 _WIDTH_INCHES, _HEIGHT_INCHES = 9.4, 4.6
-_MARKERS = "os^Dvx*P<>hp"
+_MARKERS = "os^DvxP<>hpd*"
 _COLOURS = (
     ("memcpy local", "#7a8194", "#9aa1b4"),
     ("kvcr local", "#0f7f74", "#17948a"),
@@ -30,7 +30,7 @@ _COLOURS = (
 
 
 def _variable(contender: str) -> str:
-    return contender.replace(" ", "-")
+    return contender.replace(",", "").replace(" ", "-")
 
 
 _INK = {"ink": "#1f2430", "faint": "#d5d9e2"}
@@ -70,7 +70,7 @@ def _draw_speeds(axes: Axes, results: Results, operation: Operation) -> None:
     most: dict[int, Point] = {}
     for point in sorted({each.point for each in results.series}):
         most[point.page_bytes] = point
-    for contender in results.contenders:
+    for contender in _drawn(results):
         found = [results.find(contender, point, operation) for point in most.values()]
         drawn = [each for each in found if each is not None]
         speeds_ = [each.gigabytes_per_second or 0.0 for each in drawn]
@@ -81,7 +81,7 @@ def _draw_speeds(axes: Axes, results: Results, operation: Operation) -> None:
 
 
 def _draw_times(axes: Axes, results: Results, operation: Operation, page_bytes: int) -> None:
-    for contender in results.contenders:
+    for contender in _drawn(results):
         drawn: list[Series] = sorted(
             (
                 each
@@ -97,15 +97,19 @@ def _draw_times(axes: Axes, results: Results, operation: Operation, page_bytes: 
     axes.set_xlabel("pages")
 
 
+def _drawn(results: Results) -> list[str]:
+    """The contenders that have a colour; those with a sidecar move more bytes than others."""
+    return [name for name, _, _ in _COLOURS if name in results.contenders]
+
+
 def _line(axes: Axes, contender: str, x: Sequence[float], y: Sequence[float]) -> None:
     names = [name for name, _, _ in _COLOURS]
-    known = contender in names
     axes.plot(
         x,
         y,
         label=contender,
-        color=PALETTE[_variable(contender)] if known else PALETTE["ink"],
-        marker=_MARKERS[names.index(contender) % len(_MARKERS)] if known else ".",
+        color=PALETTE[_variable(contender)],
+        marker=_MARKERS[names.index(contender)],
         markersize=4.5,
         linewidth=1.4,
     )

@@ -142,7 +142,7 @@ def queries(results: Results) -> tuple[tuple[str, ...], _Rows]:
 
 def verdicts(found: Iterable[Limit]) -> tuple[tuple[str, ...], _Rows]:
     """One row per limit."""
-    rows = []
+    rows: _Rows = []
     for limit in found:
         seen = "" if limit.seen is None else f"{limit.seen:.2f} {limit.unit}"
         bound = "at most" if limit.is_ceiling else "at least"

@@ -88,14 +88,18 @@ class Side(ABC):
     def wrong_pages(self, pages: int, seed: int) -> int:
         """How many of the pages that were read into differ from what the seed stands for."""
         found = self.memory.page_contents(self.most, pages)
-        wanted = contents(self.memory, pages, seed)
-        return int((found != wanted).any(dim=2).any(dim=0).sum())
+        return differing(found, contents(self.memory, pages, seed))
 
 
 def contents(memory: HostMemory, pages: int, seed: int) -> torch.Tensor:
     """Bytes of `pages` pages that follow from the seed; shape as of HostMemory.page_contents."""
     drawn = np.random.Generator(np.random.SFC64(seed)).bytes(pages * memory.page_bytes)
     return torch.frombuffer(bytearray(drawn), dtype=torch.uint8).view(2, pages, -1)
+
+
+def differing(found: torch.Tensor, wanted: torch.Tensor) -> int:
+    """How many pages are not the same in every byte; shapes as of HostMemory.page_contents."""
+    return int((found != wanted).any(dim=2).any(dim=0).sum())
 
 
 def check_all(results: Sequence[bool], call: str) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process for one end of a contender, so that no library disturbs another one's."""
 
+import contextlib
 import importlib
 import logging
 import multiprocessing
@@ -79,10 +80,8 @@ class Worker:
 
     def end(self) -> None:
         """End the process."""
-        try:
+        with contextlib.suppress(OSError):
             self._connection.send(("end",))
-        except OSError:
-            pass
         self._process.join(_END_SECONDS)
         if self._process.is_alive():
             self._process.kill()
@@ -174,7 +173,8 @@ class _Desk:
             raise RuntimeError(f"{request} before start")
         if request == "stop":
             side, self._side = self._side, None
-            return side.close()
+            side.close()
+            return None
         method = getattr(self._side, str(arguments[0]))
         if request == "call":
             return method(*arguments[1:])
