@@ -103,6 +103,8 @@ def _drawn(results: Results) -> list[str]:
 
 
 def _line(axes: Axes, contender: str, x: Sequence[float], y: Sequence[float]) -> None:
+    if not x:
+        return
     names = [name for name, _, _ in _COLOURS]
     axes.plot(
         x,
@@ -122,14 +124,17 @@ def _figure(panels: int) -> tuple[Figure, Sequence[Axes]]:
 
 def _finished(figure: Figure, panels: Sequence[Axes], description: str) -> str:
     for axes in panels:
-        axes.set_yscale("log")
+        if axes.lines:
+            axes.set_yscale("log")
         axes.grid(color=PALETTE["faint"], linewidth=0.6)
         axes.set_axisbelow(True)
         axes.tick_params(length=0)
         for spine in axes.spines.values():
             spine.set_visible(False)
-    handles, labels = panels[-1].get_legend_handles_labels()
-    first = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
-    both = first | dict(zip(labels, handles, strict=True))
-    figure.legend(both.values(), both.keys(), loc="outside lower center", ncols=5, frameon=False)
+    shown = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=5, frameon=False)
     return PALETTE.document(figure, description)
