@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from kvstrata.kvcr.extension import Extension, Surroundings
 
 from .batching import ReadBatches
+from .checksums import CheckedBytes
 from .combined import CombinedIO
 from .config import TuningConfig
+from .copying import CopiedRestores
+from .huge_pages import HugePages
+from .stages import StageMetrics, histogram_for
 
 
 def tuned(options: Mapping[str, object], surroundings: Surroundings, inner: Extension) -> Extension:
@@ -17,8 +21,17 @@ def tuned(options: Mapping[str, object], surroundings: Surroundings, inner: Exte
     """
     config = TuningConfig.parse(options)
     ways = inner
+    if config.stage_metrics:
+        ways = StageMetrics(ways, histogram_for(surroundings.topology))
+    if config.huge_pages:
+        ways = HugePages(ways)
     if config.combined_io:
         ways = CombinedIO(ways)
     if config.read_batch_pages != ways.read_batch_pages:
         ways = ReadBatches(ways, config.read_batch_pages)
+    if config.copy_restores:
+        ways = CopiedRestores(ways, config.copy_threads)
+    # Outside of whatever fills pages.
+    if config.verify_bytes:
+        ways = CheckedBytes(ways)
     return ways
