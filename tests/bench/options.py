@@ -14,8 +14,16 @@ from kvstrata_host.spec import Json
 if TYPE_CHECKING:
     from msgspec.inspect import Field
 
-_ON: Mapping[str, Json] = {"read_batch_pages": 1024, "copy_threads": 2}
-"""What an option is set to that is no switch."""
+Tuning = Mapping[str, Json]
+
+_ON: Tuning = {"read_batch_pages": 1024, "copy_threads": 1}
+"""What an option is set to that is no switch: something else than its default."""
+
+_PARTNERS: Mapping[str, Tuning] = {"copy_threads": {"copy_restores": True}}
+"""Options that say something about another one, which has to be on."""
+
+DIAGNOSTICS = frozenset({"stage_metrics", "verify_bytes"})
+"""Options that cost something and make nothing faster."""
 
 ELSEWHERE: Mapping[str, str] = {
     "shared_mla": "it needs replicated KV and several ranks",
@@ -27,23 +35,37 @@ class OptionError(RuntimeError):
     """An option that nobody has said how to turn on."""
 
 
-def known() -> dict[str, Json]:
-    """Each option that can be measured on one rank, with its value when on; none if not installed.
+def alone() -> dict[str, Tuning]:
+    """For each option that can be measured on one rank, the settings that turn it on.
 
-    Raises OptionError for one that is neither a switch nor named here.
+    Empty where kvstrata-kvcr-tuning is not installed. Raises OptionError for an option that is
+    neither a switch nor named here.
     """
     try:
         from kvstrata.kvcr_tuning import TuningConfig
     except ImportError:
         return {}
-    fields = msgspec.inspect.type_info(TuningConfig)
-    if not isinstance(fields, msgspec.inspect.StructType):
+    described = msgspec.inspect.type_info(TuningConfig)
+    if not isinstance(described, msgspec.inspect.StructType):
         raise OptionError(f"{TuningConfig.__name__} is not a msgspec Struct")
     return {
-        field.encode_name: value_when_on(field)
-        for field in fields.fields
+        field.encode_name: {
+            **_PARTNERS.get(field.encode_name, {}),
+            field.encode_name: value_when_on(field),
+        }
+        for field in described.fields
         if field.encode_name not in ELSEWHERE
     }
+
+
+def together() -> Tuning:
+    """Every option of `alone` on, with what says something about another one at its default."""
+    return {name: found[name] for name, found in alone().items() if name not in _PARTNERS}
+
+
+def performance() -> Tuning:
+    """What is to make KVCR faster: `together` without the diagnostics."""
+    return {name: value for name, value in together().items() if name not in DIAGNOSTICS}
 
 
 def value_when_on(field: "Field") -> Json:

@@ -33,15 +33,18 @@ def answer(first_s: float, *, device: int = 0, storage: int = 64) -> Generation:
 
 
 def test_every_option_is_measured_alone_and_with_all_others_or_named_with_a_reason() -> None:
-    known = options.known()
+    alone, together = options.alone(), options.together()
     fields = {field.encode_name for field in msgspec.structs.fields(TuningConfig)}
-    assert set(known) | set(options.ELSEWHERE) >= fields
-    assert not set(known) & set(options.ELSEWHERE)
+    assert set(alone) == fields - set(options.ELSEWHERE)
     tuned = [dict(case.tuning) for case in cases()]
-    for name, value in known.items():
-        assert tuned.count({name: value}) == 2
-        TuningConfig.parse({name: value})
-    assert tuned.count(known) == 2
+    default = TuningConfig()
+    for name, tuning in alone.items():
+        assert tuned.count(dict(tuning)) == 2
+        assert getattr(TuningConfig.parse(tuning), name) != getattr(default, name)
+    assert tuned.count(dict(together)) == 2
+    switches = {name for name in alone if getattr(default, name) is False}
+    assert switches <= set(together)
+    assert set(options.performance()) == set(together) - options.DIAGNOSTICS
 
 
 def test_an_option_that_is_no_switch_has_to_be_given_a_value() -> None:

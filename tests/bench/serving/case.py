@@ -35,11 +35,11 @@ def cases() -> tuple[Case, ...]:
         Case("file", "file", "own"),
         *_kvcr("kvcr", {}),
     ]
-    known = options.known()
-    for name, value in known.items():
-        found += _kvcr(f"kvcr, {name}", {name: value})
-    if known:
-        found += _kvcr("kvcr, all options", known)
+    for name, tuning in options.alone().items():
+        found += _kvcr(f"kvcr, {name}", tuning)
+    if options.alone():
+        found += _kvcr("kvcr, all but diagnostics", options.performance())
+        found += _kvcr("kvcr, all options", options.together())
     return tuple(found)
 
 

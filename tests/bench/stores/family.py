@@ -13,6 +13,11 @@ import options
 Place = Literal["local", "peer"]
 
 TUNED = "kvcr tuned"
+"""All options that are to make it faster."""
+
+CHECKED = "kvcr checked"
+"""All options, so the diagnostics too."""
+
 SIDECAR = "kvcr, sidecar"
 COMBINED = "kvcr combined, sidecar"
 
@@ -94,26 +99,25 @@ def families(scratch: Path, verbs: Path | None) -> tuple[Family, ...]:
 
 
 def _tuned() -> tuple[Family, ...]:
-    """KVCR with all options on, and a model with a sidecar without and with combined IO."""
-    on = options.known()
-    combined: Mapping[str, object] = {"tuning": {"combined_io": True}} if on else {}
+    """KVCR with options on, and a model with a sidecar without and with combined IO."""
+
+    def family(name: str, side: str, tuning: options.Tuning, *, is_product: bool = False) -> Family:
+        return Family(
+            name,
+            side,
+            ("local", "peer"),
+            is_product=is_product,
+            settings={"tuning": dict(tuning)},
+            why_not=_without_tuning,
+        )
+
+    installed = bool(options.alone())
+    store, sidecar = "stores.kvcr:Store", "stores.kvcr:WithSidecar"
     return (
-        Family(
-            TUNED,
-            "stores.kvcr:Store",
-            ("local", "peer"),
-            is_product=bool(on),
-            settings={"tuning": on},
-            why_not=_without_tuning,
-        ),
-        Family(SIDECAR, "stores.kvcr:WithSidecar", ("local", "peer")),
-        Family(
-            COMBINED,
-            "stores.kvcr:WithSidecar",
-            ("local", "peer"),
-            settings=combined,
-            why_not=_without_tuning,
-        ),
+        family(CHECKED, store, options.together()),
+        family(TUNED, store, options.performance(), is_product=installed),
+        Family(SIDECAR, sidecar, ("local", "peer")),
+        family(COMBINED, sidecar, {"combined_io": True}),
     )
 
 

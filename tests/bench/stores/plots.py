@@ -11,7 +11,7 @@ from .grid import Point, size
 from .samples import Operation, Results, Series
 
 _WIDTH_INCHES, _HEIGHT_INCHES = 9.4, 4.6
-_MARKERS = "os^DvxP<>hpd*"
+_MARKERS = "os^DvxP<>hpd1*X"
 _COLOURS = (
     ("memcpy local", "#7a8194", "#9aa1b4"),
     ("kvcr local", "#0f7f74", "#17948a"),
@@ -24,6 +24,8 @@ _COLOURS = (
     ("nixl posix local", "#b0772a", "#cf8f3c"),
     ("mooncake local", "#c2571a", "#cf6428"),
     ("mooncake peer", "#b3261e", "#dc6a5f"),
+    ("kvcr checked local", "#5b8c5a", "#86b585"),
+    ("kvcr checked peer", "#5a6f8c", "#8aa0bd"),
     ("kvcr tuned local", "#0b5c36", "#35b377"),
     ("kvcr tuned peer", "#163a8a", "#7aa6ff"),
 )
