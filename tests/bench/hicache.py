@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 # Brings SGLang up on this machine, so it comes before SGLang.
 from kvstrata_host.rank import bring_up
@@ -13,6 +14,7 @@ from kvstrata_host.rank import bring_up
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.pool_host import base
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
 LAYOUT = "page_first"
@@ -63,12 +65,16 @@ def host_memory(page_bytes: int, pages: int) -> HostMemory:
         "cpu",
         enable_memory_saver=False,
     )
-    pool = MHATokenToKVPoolHost(device, float(pages), 0, PAGE_TOKENS, LAYOUT, pin_memory=True)
+    # SGLang would leave 10 GB of the machine's memory free; these pools are small.
+    with mock.patch.object(base, "HICACHE_HOST_MEMORY_RESERVE_BYTES", 0):
+        pool = MHATokenToKVPoolHost(device, float(pages), 0, PAGE_TOKENS, LAYOUT, pin_memory=True)
     pool.kv_buffer.normal_()
     return HostMemory(pool, page_bytes)
 
 
-def storage_config(settings: Mapping[str, object]) -> HiCacheStorageConfig:
+def storage_config(
+    settings: Mapping[str, object], *, metrics: bool = False
+) -> HiCacheStorageConfig:
     """What SGLang tells a storage backend of one rank; `settings` are its extra config."""
     return HiCacheStorageConfig(
         tp_rank=0,
@@ -78,7 +84,7 @@ def storage_config(settings: Mapping[str, object]) -> HiCacheStorageConfig:
         attn_cp_rank=0,
         attn_cp_size=1,
         is_mla_model=False,
-        enable_storage_metrics=False,
+        enable_storage_metrics=metrics,
         is_page_first_layout=LAYOUT == "page_first",
         model_name="bench",
         extra_config=dict(settings),

@@ -34,6 +34,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=options.output, prefix="scratch-") as scratch:
         known = families(Path(scratch), options.verbs)
         results = Run(plan, options.output / "logs", progress).of(known, machine())
+    if not results.series:
+        progress("nothing could be measured; see the reasons above")
+        return 1
     products = [each.name for each in known if each.is_product]
     report.show(console, results, products)
     report.write_csv(options.output / "stores.csv", results)

@@ -2,6 +2,7 @@
 """KVCR: through the slice's store, and by its own calls alone."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hicache import SMALLEST_PAGE_BYTES, HostMemory, host_memory, storage_config
 from kvcr.types import BlockKey, MemoryRef
@@ -36,7 +37,7 @@ class Store(Side):
     """
 
     def __init__(
-        self, memory: HostMemory, most: int, peer: Address, settings: Mapping[str, object]
+        self, memory: HostMemory, most: int, peer: Address, settings: Mapping[str, Any]
     ) -> None:
         super().__init__(memory, most, peer, settings)
         self._control_port, nixl_port = free_ports(2)
@@ -47,7 +48,10 @@ class Store(Side):
             "model_id": "bench",
             "trust_request_hints": True,
         }
-        self.store = KvcrStore(storage_config({**own, **settings}), "unused")
+        # Their option is refused where SGLang has none.
+        metrics = "stage_metrics" in (settings.get("tuning") or {})
+        config = storage_config({**own, **settings}, metrics=metrics)
+        self.store = KvcrStore(config, "unused")
         self.register()
         self.store.start()
 

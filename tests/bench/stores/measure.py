@@ -16,6 +16,8 @@ from .worker import Worker, WorkerError
 
 _FEWEST_ROUNDS = 4
 _MOST_ROUNDS = 101
+_SHARES = 2.0
+"""After so many fair shares of a point's time, a contender has had enough of it."""
 
 _Key = tuple[str, Point, Operation, State]
 
@@ -170,8 +172,8 @@ class Run:
             self._each(lambda entrant: entrant.fill(most, 0))
             self._deadline = self._deadline or time.monotonic() + self.plan.seconds
             if start + 1 < starts:
-                self._round(points[0], 0, cold=True)
-                self._round(points[0], 1, cold=False)
+                self._round(points[0], 0, self._entrants, cold=True)
+                self._round(points[0], 1, self._entrants, cold=False)
             else:
                 for point in points:
                     self._measure(point, first=point == points[0])
@@ -180,26 +182,42 @@ class Run:
     def _measure(self, point: Point, *, first: bool) -> None:
         began, rounds = time.monotonic(), 0
         share = max(0.0, self._deadline - began) / (len(self.plan.points) - self._done)
-        while rounds < _MOST_ROUNDS:
-            enough = time.monotonic() - began > share
-            if enough and rounds >= _FEWEST_ROUNDS:
-                break
-            self._round(point, rounds, cold=first and rounds == 0)
+        taking_part = list(self._entrants)
+        spent: dict[Entrant, float] = defaultdict(float)
+        while taking_part and rounds < _MOST_ROUNDS:
+            for entrant, seconds in self._round(
+                point, rounds, taking_part, cold=first and rounds == 0
+            ).items():
+                spent[entrant] += seconds
             rounds += 1
+            if rounds >= _FEWEST_ROUNDS:
+                if time.monotonic() - began > share:
+                    break
+                fair = _SHARES * share / max(1, len(self._entrants))
+                taking_part = [each for each in taking_part if spent[each] < fair]
+            taking_part = [each for each in taking_part if each in self._entrants]
         self._verify(point)
         self._done += 1
         self.tell(f"{point}: {rounds} rounds in {time.monotonic() - began:.0f} s")
 
-    def _round(self, point: Point, number: int, *, cold: bool) -> None:
+    def _round(
+        self, point: Point, number: int, taking_part: Sequence[Entrant], *, cold: bool
+    ) -> dict[Entrant, float]:
+        """Seconds that each took, with what is not measured."""
         keys = self._keys(point)
         state: State = "cold" if cold else "warm"
+        spent: dict[Entrant, float] = {}
 
         def work(entrant: Entrant) -> None:
+            began = time.monotonic()
             for (contender, operation), seconds in entrant.work(keys).items():
                 self._seconds[contender, point, operation, state].append(seconds)
             entrant.forget(keys)
+            spent[entrant] = time.monotonic() - began
 
-        self._each(work, first=number)
+        turn = number % max(1, len(taking_part))
+        self._each(work, [*taking_part[turn:], *taking_part[:turn]])
+        return spent
 
     def _verify(self, point: Point) -> None:
         """Move contents that were never moved before, and look at every byte."""
@@ -221,10 +239,11 @@ class Run:
         self._serial += 1
         return page_hashes(self._serial, point.pages)
 
-    def _each(self, work: Callable[[Entrant], None], *, first: int = 0) -> None:
-        """Let each take its turn, another one being first each time; one that fails leaves."""
-        turn = first % max(1, len(self._entrants))
-        for entrant in self._entrants[turn:] + self._entrants[:turn]:
+    def _each(
+        self, work: Callable[[Entrant], None], entrants: Sequence[Entrant] | None = None
+    ) -> None:
+        """Let each take its turn, all of them unless some are named; one that fails leaves."""
+        for entrant in list(self._entrants if entrants is None else entrants):
             try:
                 work(entrant)
             except WorkerError as error:

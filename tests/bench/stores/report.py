@@ -79,7 +79,7 @@ def write_json(path: Path, results: Results, products: Sequence[str]) -> None:
 
 def markdown(results: Results, products: Sequence[str]) -> str:
     """The summary as a part of a page; made by the benchmark, not by hand."""
-    lines = ["<!-- Written by `nox -s bench-kvcr -- --docs`; not edited by hand. -->", ""]
+    lines = ["<!-- Written by `nox -s bench-kvcr -- --docs docs`; not edited by hand. -->", ""]
     facts = ", ".join(f"{name} {value}" for name, value in results.machine.items())
     lines += [f"Measured on: {facts}.", ""]
     lines += [
