@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sglang.srt.mem_cache.hicache_storage import PoolTransferResult
 
-from .shelf import BAD_QUERIES, PAGES_KV, Fault, raising
-from .trees import WINDOW_PAGES, TreeRank, attached, ranks
+from kvstrata_host.kvcr.shelf import BAD_QUERIES, PAGES_KV, Fault, raising
+from kvstrata_host.kvcr.trees import WINDOW_PAGES, TreeRank, attached, ranks
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

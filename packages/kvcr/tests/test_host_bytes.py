@@ -17,9 +17,8 @@ from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolTransfer
 from kvstrata.kvcr.endpoints import Endpoint
 from kvstrata.kvcr.hints import Hint, carrying
 from kvstrata.kvcr.layout import SUPPORTED_LAYOUTS
+from kvstrata_host.kvcr.replica import KINDS, PAGES, PlainReplica, page_hash, pools_of, settings
 from kvstrata_host.ports import free_ports
-
-from .replica import KINDS, PAGES, PlainReplica, page_hash, pools_of, settings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -39,7 +38,7 @@ class Source:
             [
                 sys.executable,
                 "-m",
-                "tests.replica",
+                "kvstrata_host.kvcr.replica",
                 layout,
                 *(f"{kind}:{self._control[kind]}:{nixl[kind]}" for kind in kinds),
             ],

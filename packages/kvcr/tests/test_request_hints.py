@@ -11,8 +11,7 @@ import pytest
 
 from kvstrata.kvcr.endpoints import Endpoint
 from kvstrata.kvcr.hints import Hint
-
-from .trees import TreeRank, attached
+from kvstrata_host.kvcr.trees import TreeRank, attached
 
 # After the trees, whose imports are guarded against warnings.
 from sglang.srt.disaggregation.decode_hicache_mixin import (  # isort: skip

@@ -8,10 +8,9 @@ import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 
+from kvstrata_host.kvcr.shelf import Shelf
+from kvstrata_host.kvcr.trees import Kind, TreeRank
 from kvstrata_host.ports import free_ports
-
-from .shelf import Shelf
-from .trees import Kind, TreeRank
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

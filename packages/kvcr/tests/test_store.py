@@ -20,9 +20,8 @@ from kvstrata.kvcr.hints import Hint, RequestHint, carrying
 from kvstrata.kvcr.metrics import MissReason, NullRecorder, Source
 from kvstrata.kvcr.store import KvcrStore
 from kvstrata_host.hybrid import make_states, make_window
+from kvstrata_host.kvcr.replica import RANK, Pages, contents, settings
 from kvstrata_host.rank import PAGE_TOKENS, Kind, Rank, bring_up, make_pools, page_hashes
-
-from .replica import RANK, Pages, contents, settings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

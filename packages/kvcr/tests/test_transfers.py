@@ -10,9 +10,8 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import STORAGE_BATCH_SIZE, PoolName, PoolTransfer
 
 from kvstrata.kvcr import hooks
-
-from .shelf import BAD_DICTS, BAD_RESULTS, PAGES_KV, Fault, Shelf, raising
-from .trees import Kind, TreeRank, attached, ranks, until
+from kvstrata_host.kvcr.shelf import BAD_DICTS, BAD_RESULTS, PAGES_KV, Fault, Shelf, raising
+from kvstrata_host.kvcr.trees import Kind, TreeRank, attached, ranks, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

@@ -7,10 +7,10 @@ So options nest in any combination, and none knows another.
 import mmap
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from kvcr.types import BlockKey, CacheTier
 from sglang.srt.mem_cache.hicache_storage import PoolTransfer
-from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvstrata.kvcr.batch import Batch
 from kvstrata.kvcr.config import KvcrConfig
@@ -18,6 +18,9 @@ from kvstrata.kvcr.extension import Extension
 from kvstrata.kvcr.hints import Hint
 from kvstrata.kvcr.pools import HostPools
 from kvstrata.kvcr.runner import Runner
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 
 class Around(Extension):
@@ -27,6 +30,7 @@ class Around(Extension):
         self.inner = inner
         self.read_batch_pages = inner.read_batch_pages
         self.shared_pages = inner.shared_pages
+        self.keeps_pages = inner.keeps_pages
 
     def prepare(self, pools: HostPools) -> HostPools:
         return self.inner.prepare(pools)
@@ -37,7 +41,7 @@ class Around(Extension):
     def allocate(self, size_bytes: int) -> mmap.mmap:
         return self.inner.allocate(size_bytes)
 
-    def attached(self, cache: UnifiedRadixCache) -> None:
+    def attached(self, cache: "UnifiedRadixCache") -> None:
         self.inner.attached(cache)
 
     def counterpart(self, rank: int) -> int:

@@ -11,6 +11,8 @@ from .combined import CombinedIO
 from .config import TuningConfig
 from .copying import CopiedRestores
 from .huge_pages import HugePages
+from .recency import AlignedRecency
+from .sharing import SharedPages, check_replicated
 from .stages import StageMetrics, histogram_for
 
 
@@ -25,6 +27,12 @@ def tuned(options: Mapping[str, object], surroundings: Surroundings, inner: Exte
         ways = StageMetrics(ways, histogram_for(surroundings.topology))
     if config.huge_pages:
         ways = HugePages(ways)
+    if config.shared_mla:
+        check_replicated(surroundings.topology)
+        if surroundings.topology.tp_size > 1:
+            ways = SharedPages(ways, surroundings)
+    if config.align_recency:
+        ways = AlignedRecency(ways, surroundings.config)
     if config.combined_io:
         ways = CombinedIO(ways)
     if config.read_batch_pages != ways.read_batch_pages:

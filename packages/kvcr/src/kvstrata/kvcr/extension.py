@@ -66,6 +66,9 @@ class Extension:
     shared_pages = False
     """Whether the ranks keep one copy of their pages; equal on all ranks."""
 
+    keeps_pages = True
+    """Whether this rank backs up at all."""
+
     def prepare(self, pools: "HostPools") -> "HostPools":
         """The pools to register; called before each start.
 

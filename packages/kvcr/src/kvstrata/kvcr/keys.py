@@ -49,6 +49,11 @@ def page_keys(page_hashes: Iterable[str], namespace: bytes) -> list[BlockKey]:
     return keys
 
 
+def page_of(key: bytes) -> str:
+    """SGLang's hexadecimal page hash of a key."""
+    return key[:-_NAMESPACE_BYTES].hex()
+
+
 def namespace_of(key: bytes) -> bytes:
     """The namespace that a key was made in."""
     return key[-_NAMESPACE_BYTES:]

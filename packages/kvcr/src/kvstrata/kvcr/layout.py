@@ -138,6 +138,11 @@ class HostPages:
         """Bytes of one page over all its components."""
         return sum(component.size_bytes for component in self.components)
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of a page's parts, in the order of its references."""
+        return tuple(component.label for component in self.components)
+
     def references(self, agent: str, page: int) -> list[MemoryRef]:
         """References to every component of one page, by page index."""
         return [_reference(agent, component.label, page) for component in self.components]

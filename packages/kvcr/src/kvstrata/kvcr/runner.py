@@ -175,6 +175,12 @@ class Runner:
             raise RuntimeError(f"KVCR names a block outside of the DRAM tier: {block}")
         return start + offset
 
+    def align(self, keys: Sequence[BlockKey]) -> None:
+        """Let own pages count as used now and together: of them, the last is dropped first."""
+        with self._lock:
+            if self.alive:
+                self._kvcr.align_sequence(list(keys), use_current_time=True)
+
     def capacity(self, layout: Sequence[str]) -> int:
         """How many pages of a layout the whole DRAM tier holds at most."""
         parts = Counter(label.partition(":")[0] for label in layout)

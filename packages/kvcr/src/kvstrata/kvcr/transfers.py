@@ -86,6 +86,8 @@ def back_up(controller: "HybridCacheController", operation: "StorageOperation") 
     ``completed_tokens`` ends before the first page of which KV or a sidecar is not held.
     """
     ways = controller.storage_backend.ways
+    if not ways.keeps_pages:
+        return
     transfers = operation.pool_transfers or []
     joined = [each for each in transfers if ways.joins_kv(each)]
     missing = _deposit_sidecars(
@@ -140,12 +142,18 @@ def _batches(
         yield _KvBatch(hashes, indices, _info(operation, start))
 
 
-def _info(operation: "StorageOperation", start: int = 0) -> HiCacheStorageExtraInfo | None:
-    """The pages before one of an operation's, if SGLang was told to say the prefix."""
+def _info(operation: "StorageOperation", end: int | None = None) -> HiCacheStorageExtraInfo | None:
+    """The pages before the operation's own and those up to `end`, by default all of them.
+
+    None unless SGLang was told to say the prefix.
+    """
     if operation.prefix_keys is None:
         return None
+    # Buffer mode drops pages from an operation's head that are on the device already.
+    whole = getattr(operation, "sidecar_hash_values", None) or operation.hash_value
+    dropped = whole[: len(whole) - len(operation.hash_value)]
     return HiCacheStorageExtraInfo(
-        prefix_keys=[*operation.prefix_keys, *operation.hash_value[:start]]
+        prefix_keys=[*operation.prefix_keys, *dropped, *operation.hash_value[:end]]
     )
 
 

@@ -37,9 +37,8 @@ with warnings.catch_warnings():
 
 from kvstrata.kvcr.activation import activate
 from kvstrata.kvcr.plugin import SEAMS
+from kvstrata_host.kvcr.shelf import PAGES_KV, Shelf
 from kvstrata_host.rank import bring_up
-
-from .shelf import PAGES_KV, Shelf
 
 Tokens: TypeAlias = "array[int]"  # SGLang 0.5.21 takes nothing else
 Kind = Literal["mha", "swa", "dsa"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store on a model's host pools without a controller, with contents that tell every page apart.
 
-Run as: python -m tests.replica <layout> <kind>:<control port>:<nixl port>...
+Run as: python -m kvstrata_host.kvcr.replica <layout> <kind>:<control port>:<nixl port>...
 It backs up pages of every kind, then answers peers until told to end.
 """
 
