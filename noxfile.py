@@ -46,6 +46,8 @@ SOURCES = [
 RELEASES = WORKSPACE.stacks.releases
 BUILD_KVCACHED = "build-kvcached-host"
 DEMO_SLICE = "kvcr"
+TUNED_SLICE = "kvcr-tuning"
+TUNING = "--tuning"
 ELASTIC_SLICE = "exact-id"
 BENCH_SLICE = "kvcr-tuning"
 BENCH = {"PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("bench", "e2e"))}
@@ -214,6 +216,11 @@ def demo_layer(
     return over, others
 
 
+def tuned_if_asked(session: nox.Session) -> str:
+    """The slice that a demo of kvcr runs with: with its options where `-- --tuning` asks for it."""
+    return TUNED_SLICE if TUNING in session.posargs else DEMO_SLICE
+
+
 @nox.session(name="tests-host", requires=["base", BUILD_HOST])
 @reported
 def tests_host(session: nox.Session) -> None:
@@ -239,11 +246,11 @@ def tests_stack(session: nox.Session) -> None:
     conclude(session, [stackkit.run_repository_tests(WORKSPACE, "stack", over)])
 
 
-@nox.session(name="tests-e2e", requires=["base", *builds_of(DEMO_SLICE)])
+@nox.session(name="tests-e2e", requires=["base", *builds_of(TUNED_SLICE)])
 @reported
 def tests_e2e(session: nox.Session) -> None:
     """Test that the demo proves its own claims, without its servers."""
-    over, _ = demo_layer(session)
+    over, _ = demo_layer(session, TUNED_SLICE)
     conclude(session, [stackkit.run_repository_tests(WORKSPACE, "e2e", over)])
 
 
@@ -256,21 +263,21 @@ def tests_faults(session: nox.Session) -> None:
     conclude(session, [stackkit.run_repository_tests(WORKSPACE, "faults", over)])
 
 
-@nox.session(requires=["base", *builds_of(DEMO_SLICE)])
+@nox.session(requires=["base", *builds_of(TUNED_SLICE)])
 @reported
 def demo(session: nox.Session) -> None:
     """Two real SGLang servers share a prefix through KVCR; see build/demo/."""
-    over, others = demo_layer(session)
+    over, others = demo_layer(session, tuned_if_asked(session))
     options = ["--output", str(ROOT / "build" / "demo"), *others]
     if over.run("-m", "demo", *options, cwd=ROOT / "tests" / "e2e") != 0:
         session.error("the demo failed")
 
 
-@nox.session(requires=["base", *builds_of(DEMO_SLICE)])
+@nox.session(requires=["base", *builds_of(TUNED_SLICE)])
 @reported
 def faults(session: nox.Session) -> None:
     """Make faults on a peer while a server restores from it; see build/faults/."""
-    over, others = demo_layer(session)
+    over, others = demo_layer(session, tuned_if_asked(session))
     over = dataclasses.replace(over, variables=FAULT_LOOP)
     options = ["--output", str(ROOT / "build" / "faults"), *others]
     if over.run("-m", "faults", *options) != 0:

@@ -17,6 +17,7 @@ from .progress import Progress
 from .replica import PAGE_SIZE_TOKENS
 from .serverlog import LogFormatError
 from .story import Plan, Story
+from .tuning import all_options
 
 _DESCRIPTION = """\
 Starts three real SGLang servers on this machine, which needs no GPU, and shows that they share the
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         new_tokens=options.new_tokens,
         seed=options.seed,
         start_timeout_s=options.start_timeout,
+        tuning=all_options() if options.tuning else {},
     )
     shutil.rmtree(logs, ignore_errors=True)
     output.mkdir(parents=True, exist_ok=True)
@@ -120,6 +122,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--keep-logs", action="store_true", help="keep the servers' logs even if every claim holds"
+    )
+    parser.add_argument(
+        "--tuning", action="store_true", help="with all options of kvcr-tuning that fit the model"
     )
     return parser
 

@@ -56,6 +56,7 @@ class Report:
             "damage_logprob_difference": _finite(damaged.max_logprob_difference),
             "logprob_tolerance": damaged.tolerance,
             "ranks": self.plan.ranks,
+            "tuning": dict(self.plan.tuning),
             "hint_carrier": "kv_hints" if has_native_field() else "custom_params",
             "prompt_tokens": self.plan.prompt_tokens,
             "new_tokens": self.plan.new_tokens,

@@ -2,13 +2,14 @@
 """The story that the demo plays on its replicas, scene by scene."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvstrata_host import damage
 from kvstrata_host.ports import free_ports
+from kvstrata_host.spec import Json
 
 from . import prompt
 from .answer import Answer
@@ -22,13 +23,17 @@ from .scene import Scene, SceneId, compared
 
 @dataclass(frozen=True)
 class Plan:
-    """What is played; token counts are per request, `ranks` per replica."""
+    """What is played; token counts are per request, `ranks` per replica.
+
+    `tuning` holds options of kvcr-tuning, for every server.
+    """
 
     ranks: int
     prompt_tokens: int
     new_tokens: int
     seed: int
     start_timeout_s: float
+    tuning: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def context_tokens(self) -> int:
@@ -108,6 +113,7 @@ class Story:
             start_timeout_s=self.plan.start_timeout_s,
             progress=self._progress.starting,
             environment=environment or {},
+            settings={"tuning": dict(self.plan.tuning)} if self.plan.tuning else None,
         )
 
     @contextlib.contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from demo.progress import Progress
 from demo.replica import PAGE_SIZE_TOKENS
 from demo.serverlog import LogFormatError
+from demo.tuning import all_options
 from rich.console import Console
 
 from kvstrata_host.model import TINY, build_model
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         new_tokens=8,
         seed=options.seed,
         start_timeout_s=600.0,
+        tuning=all_options() if options.tuning else {},
     )
     try:
         model = build_model(output / "model", TINY)
@@ -72,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="what is drawn from")
     parser.add_argument(
         "--output", type=Path, default=Path("build/faults"), metavar="FOLDER", help="where to write"
+    )
+    parser.add_argument(
+        "--tuning", action="store_true", help="with all options of kvcr-tuning that fit the model"
     )
     return parser
 

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 
@@ -44,7 +44,10 @@ _TIMEOUTS: dict[str, Json] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How many faults are made, and on what; the seed draws prompts and moments."""
+    """How many faults are made, and on what; the seed draws prompts and moments.
+
+    `tuning` holds options of kvcr-tuning, for every server.
+    """
 
     faults: int
     prompts: int
@@ -52,6 +55,7 @@ class Plan:
     new_tokens: int
     seed: int
     start_timeout_s: float
+    tuning: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def context_tokens(self) -> int:
@@ -199,7 +203,7 @@ class Campaign:
             tokens=self.plan.context_tokens,
             start_timeout_s=self.plan.start_timeout_s,
             progress=self._progress.starting,
-            settings={**_TIMEOUTS, **settings},
+            settings={**_TIMEOUTS, **settings, "tuning": dict(self.plan.tuning)},
             environment=environment or {},
         )
 
