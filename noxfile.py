@@ -34,6 +34,7 @@ BASE = stackkit.Recipe(
 )
 TOOLS = stackkit.Recipe((WORKSPACE.lock("tools"), WORKSPACE.lock("tests")))
 DOCS = stackkit.Recipe((WORKSPACE.lock("docs"),))
+PEERS = stackkit.Recipe((WORKSPACE.lock("bench"),))
 SOURCES = [
     *(f"{entry.package}/src" for entry in SLICES.values()),
     "ci",
@@ -55,6 +56,8 @@ DEMO_SLICE = "kvcr"
 TUNED_SLICE = "kvcr-tuning"
 TUNING = "--tuning"
 ELASTIC_SLICE = "exact-id"
+BENCH_SLICE = "kvcr-tuning"
+BENCH = {"PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("bench", "e2e"))}
 FAULT_LOOP = {
     "PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("faults", "e2e"))
 }
@@ -387,12 +390,12 @@ def faults(session: nox.Session) -> None:
         session.error("the fault loop failed")
 
 
-@nox.session(name="tests-bench", requires=["base", *builds_of(DEMO_SLICE)])
+@nox.session(name="tests-bench", requires=["base", *builds_of(BENCH_SLICE)])
 @reported
 def tests_bench(session: nox.Session) -> None:
     """Test that the benchmarks compute what they print."""
-    over, _ = demo_layer(session)
-    over = dataclasses.replace(over, variables={"PYTHONPATH": str(ROOT / "tests" / "bench")})
+    over, _ = demo_layer(session, BENCH_SLICE)
+    over = dataclasses.replace(over, variables=BENCH)
     conclude(session, [stackkit.run_repository_tests(WORKSPACE, "bench", over)])
 
 
@@ -404,6 +407,32 @@ def bench_kvcr_overhead(session: nox.Session) -> None:
     options = ["--output", str(ROOT / "build" / "bench"), *others]
     if over.run("-m", "overhead", *options, cwd=ROOT / "tests" / "bench") != 0:
         session.error("the benchmark failed, or a limit is exceeded")
+
+
+@nox.session(name="bench-kvcr", requires=["base", *builds_of(BENCH_SLICE)])
+@reported
+def bench_kvcr(session: nox.Session) -> None:
+    """Measure KVCR beside raw KVCR, NIXL, UCX and other storage backends; see build/bench/."""
+    over, others = demo_layer(session, BENCH_SLICE)
+    peers = make(session, "peers", PEERS)
+    over = dataclasses.replace(over, bases=(*over.bases, peers), variables=BENCH)
+    over.lay()
+    options = ["--output", str(ROOT / "build" / "bench")]
+    if verbs := stackkit.unpack_verbs(WORKSPACE.environments / "verbs", session.log):
+        options += ["--verbs", str(verbs)]
+    if over.run("-m", "stores", *options, *others, cwd=ROOT) != 0:
+        session.error("the benchmark failed, or a goal is missed")
+
+
+@nox.session(name="bench-serving", requires=["base", *builds_of(BENCH_SLICE)])
+@reported
+def bench_serving(session: nox.Session) -> None:
+    """Measure two servers with a shared prefix, by storage and by option; see build/bench/."""
+    over, others = demo_layer(session, BENCH_SLICE)
+    over = dataclasses.replace(over, variables=BENCH)
+    options = ["--output", str(ROOT / "build" / "bench"), *others]
+    if over.run("-m", "serving", *options, cwd=ROOT) != 0:
+        session.error("the benchmark failed")
 
 
 @nox.session(name="tests-elastic", requires=["base", *builds_of(ELASTIC_SLICE)])

@@ -4,7 +4,8 @@
 project = "kvstrata"
 project_copyright = "the kvstrata authors"
 extensions = ["myst_parser", "sphinx_copybutton"]
-exclude_patterns = ["_build"]
+# Parts of the page "performance", which includes them.
+exclude_patterns = ["_build", "guide/performance-*.md"]
 html_theme = "furo"
 html_title = "kvstrata"
 html_static_path = ["_static"]

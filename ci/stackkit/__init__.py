@@ -38,6 +38,7 @@ from .validation import (
     validate_host,
     validate_kvcached_host,
 )
+from .verbs import unpack_verbs
 from .wheel import StaleWheelError, Wheel, WheelError
 from .workspace import Workspace
 
@@ -92,6 +93,7 @@ __all__ = [
     "run_repository_tests",
     "standings",
     "table",
+    "unpack_verbs",
     "validate",
     "validate_applied",
     "validate_combination",

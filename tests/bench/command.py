@@ -2,17 +2,21 @@
 """What the command lines of the benchmarks have in common."""
 
 import argparse
+import contextlib
 import logging
 import os
+import platform
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from paired import Ratio
 from rich.console import Console
 
 _WIDTH_OF_A_FILE = 160
+_VERSIONS = ("sglang", "kvcr", "nixl", "mooncake-transfer-engine-non-cuda", "ucxx-cu12", "torch")
 
 
 def parser(name: str, *, description: str, failure: str, rounds: int) -> argparse.ArgumentParser:
@@ -46,6 +50,19 @@ def begin() -> Console:
 
 def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def machine() -> dict[str, str]:
+    """What a figure has to be read with: facts in words, by name."""
+    facts = {
+        "cores": str(os.cpu_count()),
+        "load": f"{os.getloadavg()[0]:.1f}",
+        "Python": platform.python_version(),
+    }
+    for name in _VERSIONS:
+        with contextlib.suppress(PackageNotFoundError):
+            facts[name] = version(name)
+    return facts
 
 
 def exit_status(ratios: Sequence[Ratio], *, kept: bool, strict: bool) -> int:

@@ -47,6 +47,15 @@ class Handler(BaseHTTPRequestHandler):
             200, "".join(f"data: {json.dumps(e)}\n\n" for e in events) + "data: [DONE]\n\n"
         )
 
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        print("attached", self.headers["Authorization"], body.decode(), flush=True)
+        self.reply(200, "")
+
+    def do_DELETE(self) -> None:
+        print("detached", self.headers["Authorization"], flush=True)
+        self.reply(200, "")
+
     def reply(self, status: int, text: str) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))

@@ -2,6 +2,7 @@
 """The life of a server's process group and its answers, with a stand-in for the slow SGLang."""
 
 import dataclasses
+import json
 import os
 import re
 import socket
@@ -136,6 +137,19 @@ def test_metrics_are_summed_over_their_labels(server: Server) -> None:
 def test_a_flush_is_asked_for_until_it_is_done(server: Server) -> None:
     server.flush(timeout_s=5.0)
     assert server.running
+
+
+def test_storage_is_attached_and_detached_with_the_key_and_its_settings(tmp_path: Path) -> None:
+    spec = dataclasses.replace(make(tmp_path).spec, admin_key="secret")
+    with Server(spec, start_timeout_s=20.0) as server:
+        server.attach("file", {"a": {"b": 1}})
+        server.detach()
+        said = server.spec.log.read_text().splitlines()
+    attached = next(line for line in said if line.startswith("attached Bearer secret "))
+    body = json.loads(attached.removeprefix("attached Bearer secret "))
+    assert body["hicache_storage_backend"] == "file"
+    assert json.loads(body["hicache_storage_backend_extra_config_json"]) == {"a": {"b": 1}}
+    assert "detached Bearer secret" in said
 
 
 def test_a_flush_that_is_never_done_is_given_up(tmp_path: Path) -> None:

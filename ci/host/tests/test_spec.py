@@ -33,6 +33,11 @@ def test_storage_options_appear_only_with_a_storage_backend() -> None:
     assert json.loads(option(command, "--hicache-storage-backend-extra-config")) == {"a": {"b": 1}}
 
 
+def test_storage_is_exchanged_at_run_time_only_with_a_key() -> None:
+    assert "--admin-api-key" not in spec().command(1)
+    assert option(spec(admin_key="secret").command(1), "--admin-api-key") == "secret"
+
+
 def test_extra_arguments_come_last_so_that_they_win() -> None:
     assert spec(extra_args=("--page-size", "64")).command(1)[-2:] == ("--page-size", "64")
 

@@ -18,8 +18,9 @@ def main() -> int:
     )
     options = command.parse_args()
     console = begin()
+    from hicache import host_memory
+
     from . import growth, hinting, report, transfers
-    from .host import host_memory
 
     progress("measuring hints")
     ratios = list(hinting.measure(options.rounds))

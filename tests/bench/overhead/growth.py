@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
+from hicache import HostMemory, page_hashes
 
-from .host import HostMemory
-from .transfers import PAGES, READ, WRITTEN, page_hashes, running_store
+from .transfers import PAGES, READ, WRITTEN, running_store
 
 _WARM_UP = 1_000
 _BYTES_LIMIT = 4 << 20

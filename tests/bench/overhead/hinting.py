@@ -14,11 +14,10 @@ from kvstrata.kvcr.hints import HintPolicy
 from kvstrata_host.rank import bring_up
 
 # isort: split
+from hicache import PAGE_TOKENS
 from paired import Ratio, in_turn, seconds
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_storage_hash_str
-
-from .host import PAGE_TOKENS
 
 _LIMIT = 0.1
 _VOCABULARY = 100_000

@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A page's way through the store against its way through KVCR alone."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from hicache import HostMemory, page_hashes, storage_config
 from kvcr.types import BlockKey, MemoryRef
 from paired import Ratio, in_turn, seconds
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+from raw_kvcr import RawKvcr
 
 from kvstrata.kvcr.layout import HostPages
 from kvstrata.kvcr.pools import HostPools
 from kvstrata.kvcr.store import KvcrStore
 from kvstrata_host.ports import free_ports
-
-from .host import LAYOUT, HostMemory
-from .raw import AGENT, RawKvcr
 
 PAGES = 64
 PAGE_BYTES = 256 << 10
@@ -37,23 +34,13 @@ class TransferError(RuntimeError):
 def running_store(memory: HostMemory) -> Iterator[KvcrStore]:
     """A store on a host pool, started."""
     control_port, nixl_port = free_ports(2)
-    config = HiCacheStorageConfig(
-        tp_rank=0,
-        tp_size=1,
-        pp_rank=0,
-        pp_size=1,
-        attn_cp_rank=0,
-        attn_cp_size=1,
-        is_mla_model=False,
-        enable_storage_metrics=False,
-        is_page_first_layout=LAYOUT == "page_first",
-        model_name="bench",
-        extra_config={
+    config = storage_config(
+        {
             "dram_bytes": _DRAM_BYTES,
             "control_port": control_port,
             "nixl_port": nixl_port,
             "model_id": "bench",
-        },
+        }
     )
     store = KvcrStore(config, "unused")
     store.register_mem_pool_host(memory.pool)
@@ -62,11 +49,6 @@ def running_store(memory: HostMemory) -> Iterator[KvcrStore]:
         yield store
     finally:
         store.close()
-
-
-def page_hashes(number: int, count: int = PAGES) -> list[str]:
-    """Hexadecimal page hashes that are new in each round."""
-    return [hashlib.sha256(f"{number}/{page}".encode()).hexdigest() for page in range(count)]
 
 
 def measure(memory: HostMemory, rounds: int) -> tuple[Ratio, Ratio]:
@@ -81,16 +63,16 @@ def measure(memory: HostMemory, rounds: int) -> tuple[Ratio, Ratio]:
 
         def references(number: int, first: int) -> dict[BlockKey, list[MemoryRef]]:
             return {
-                BlockKey(bytes.fromhex(each) + b"raw"): pages.references(AGENT, first + at)
-                for at, each in enumerate(page_hashes(number))
+                BlockKey(bytes.fromhex(each) + b"raw"): pages.references(raw.agent, first + at)
+                for at, each in enumerate(page_hashes(number, PAGES))
             }
 
         def back_up(number: int) -> float:
-            hashes = page_hashes(number)
+            hashes = page_hashes(number, PAGES)
             return seconds(lambda: _all(store.batch_set_v1(hashes, source)))
 
         def restore(number: int) -> float:
-            hashes = page_hashes(number)
+            hashes = page_hashes(number, PAGES)
             return seconds(lambda: _all(store.batch_get_v1(hashes, target)))
 
         def deposit(number: int) -> float:
@@ -108,7 +90,7 @@ def measure(memory: HostMemory, rounds: int) -> tuple[Ratio, Ratio]:
         last = rounds - 1
         restores = in_turn(rounds, lambda _: restore(last), lambda _: deliver(last))
         for fill in (restore, deliver):
-            memory.pool.kv_buffer[:, int(target[0]) : int(target[-1]) + 1].zero_()
+            memory.page_contents(READ, PAGES).zero_()
             fill(last)
             if not torch.equal(
                 memory.page_contents(READ, PAGES), memory.page_contents(WRITTEN, PAGES)

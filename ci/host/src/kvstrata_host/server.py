@@ -23,6 +23,7 @@ from kvstrata_host.process_group import ProcessGroup
 from kvstrata_host.spec import Json, ServerSpec
 
 _LOOPBACK = "127.0.0.1"
+_STORAGE = "/hicache/storage-backend"
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})? (?P<value>\S+)$")
 
 
@@ -89,6 +90,8 @@ class Server:
         self._group: ProcessGroup | None = None
         self._session = requests.Session()
         self._session.trust_env = False  # a proxy has no business on loopback
+        if spec.admin_key:
+            self._session.headers["Authorization"] = f"Bearer {spec.admin_key}"
 
     @property
     def url(self) -> str:
@@ -184,15 +187,23 @@ class Server:
 
     def flush(self, *, timeout_s: float = 30.0) -> None:
         """Empty the device and host caches, not the storage; waits until the server is idle."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            with self._sent("POST", "/flush_cache", _left_s(deadline)) as response:
-                if response.ok:
-                    return
-                refusal = response.text.strip()
-            if time.monotonic() >= deadline:
-                raise self._request_error(f"/flush_cache refused for {timeout_s} s: {refusal}")
-            time.sleep(0.1)
+        self._until_idle("POST", "/flush_cache", timeout_s)
+
+    def attach(
+        self, backend: str, extra_config: Mapping[str, Json], *, timeout_s: float = 120.0
+    ) -> None:
+        """Attach a storage backend; waits until the server is idle. Needs an `admin_key`."""
+        body: dict[str, Json] = {
+            "hicache_storage_backend": backend,
+            "hicache_storage_backend_extra_config_json": json.dumps(dict(extra_config)),
+            "hicache_storage_prefetch_policy": self.spec.prefetch_policy,
+            "hicache_write_policy": "write_through",
+        }
+        self._until_idle("PUT", _STORAGE, timeout_s, body)
+
+    def detach(self, *, timeout_s: float = 60.0) -> None:
+        """Detach the storage backend; waits until the server is idle. Needs an `admin_key`."""
+        self._until_idle("DELETE", _STORAGE, timeout_s)
 
     def metrics(self, *, timeout_s: float = 10.0) -> dict[str, float]:
         """The server's own metrics, each summed over its labels."""
@@ -266,10 +277,28 @@ class Server:
         except requests.RequestException:
             return False
 
+    def _until_idle(
+        self, method: str, path: str, timeout_s: float, body: Mapping[str, Json] | None = None
+    ) -> None:
+        """Send a request until it is no longer refused, as a busy server does."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._sent(method, path, _left_s(deadline), body) as response:
+                if response.ok:
+                    return
+                refusal = response.text.strip()
+            if time.monotonic() >= deadline:
+                raise self._request_error(f"{path} refused for {timeout_s} s: {refusal}")
+            time.sleep(0.1)
+
     @contextlib.contextmanager
-    def _sent(self, method: str, path: str, timeout_s: float) -> Iterator[requests.Response]:
+    def _sent(
+        self, method: str, path: str, timeout_s: float, body: Mapping[str, Json] | None = None
+    ) -> Iterator[requests.Response]:
         try:
-            with self._session.request(method, f"{self.url}{path}", timeout=timeout_s) as response:
+            with self._session.request(
+                method, f"{self.url}{path}", json=body, timeout=timeout_s
+            ) as response:
                 yield response
         except requests.RequestException as error:
             raise self._request_error(f"{path} failed ({error})") from error

@@ -36,8 +36,9 @@ class ServerSpec:
     float16, for which many CPUs have no fast arithmetic.
     `storage_backend` None runs HiCache without storage. `extra_config` goes to
     --hicache-storage-backend-extra-config, `extra_args` behind all other arguments, `extra_env`
-    over the environment. The log is overwritten at start, and its folder is the server's working
-    directory. `python` is the interpreter, this process's own unless another is named.
+    over the environment. With an `admin_key`, storage can be attached and detached at run time, and
+    whoever flushes needs the key. The log is overwritten at start, and its folder is the server's
+    working directory. `python` is the interpreter, this process's own unless another is named.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ServerSpec:
     storage_backend: str | None = None
     extra_config: Mapping[str, Json] = dataclasses.field(default_factory=dict)
     prefetch_policy: PrefetchPolicy = "wait_complete"
+    admin_key: str = ""
     extra_args: tuple[str, ...] = ()
     extra_env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     python: Path = Path(sys.executable)
@@ -94,6 +96,8 @@ class ServerSpec:
             options["hicache-storage-backend"] = self.storage_backend
             options["hicache-storage-prefetch-policy"] = self.prefetch_policy
             options["hicache-storage-backend-extra-config"] = json.dumps(dict(self.extra_config))
+        if self.admin_key:
+            options["admin-api-key"] = self.admin_key
         return (
             str(self.python),
             "-m",
