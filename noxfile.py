@@ -58,6 +58,7 @@ TUNING = "--tuning"
 ELASTIC_SLICE = "exact-id"
 BENCH_SLICE = "kvcr-tuning"
 BENCH = {"PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("bench", "e2e"))}
+LAST_DSV4_SLICE = "packed-indexer"
 FAULT_LOOP = {
     "PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("faults", "e2e"))
 }
@@ -463,6 +464,17 @@ def bench_exact_id(session: nox.Session) -> None:
     over = dataclasses.replace(over, variables=ELASTIC)
     options = ["--output", str(ROOT / "build" / "bench"), *others]
     if over.run("-m", "leases", *options, cwd=ROOT / "tests" / "bench") != 0:
+        session.error("the benchmark failed, or a limit is exceeded")
+
+
+@nox.session(name="bench-dsv4", requires=["base", *builds_of(LAST_DSV4_SLICE)])
+@reported
+def bench_dsv4(session: nox.Session) -> None:
+    """Measure managed pools beside native ones, as ratios of one run; see build/bench/."""
+    over, others = demo_layer(session, LAST_DSV4_SLICE)
+    over = dataclasses.replace(over, variables=ELASTIC)
+    options = ["--output", str(ROOT / "build" / "bench"), *others]
+    if over.run("-m", "dsv4", *options, cwd=ROOT / "tests" / "bench") != 0:
         session.error("the benchmark failed, or a limit is exceeded")
 
 

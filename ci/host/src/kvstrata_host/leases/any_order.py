@@ -76,13 +76,31 @@ class Side:
         new = self.new_pages(ids)
         return not new or len(self.mapped) + len(new) <= self.limit
 
+    @property
+    def is_constrained(self) -> bool:
+        left = self.geometry.vmm_page_count - len(self.lost) - len(self.mapped)
+        return max(0, self.limit - len(self.mapped)) < left
+
     def leasable(self, ids: list[int]) -> int:
-        """How many of `ids`, from the first one on, have memory or may get some."""
-        room = max(0, self.limit - len(self.mapped))
+        """How many of `ids`, from the first one on, have memory or may get some.
+
+        Above the limit, no more than will surely fit beside the leased ones.
+        """
+        room = self.limit - len(self.mapped)
+        fitting = len(ids)
+        if room < 0:
+            fitting = self.limit * self.whole_count - len(self.leased)
         for count in range(len(ids)):
-            if len(self.new_pages(ids[: count + 1])) > room:
-                return count
-        return len(ids)
+            if len(self.new_pages(ids[: count + 1])) > max(0, room):
+                return min(count, fitting)
+        return min(len(ids), fitting)
+
+    @property
+    def whole_count(self) -> int:
+        """How many ids lie wholly on a VMM page, at least."""
+        size, unit = self.geometry.page_bytes, self.geometry.vmm_page_bytes
+        starts = range(0, size * unit, unit)
+        return min((start + unit) // size - ceil(start / size) for start in starts)
 
     def take(self, ids: list[int]) -> None:
         self.leased |= set(ids)
@@ -120,11 +138,27 @@ class Space:
         return all(side.has_room_for(ids) for side in self.sides.values())
 
     @property
+    def upcoming(self) -> list[int]:
+        """The free ids in the order in which they are taken.
+
+        Where not all may have memory, those with some come first, and the others ascending.
+        """
+        if not any(side.is_constrained for side in self.sides.values()):
+            return self.free
+        lacking = {
+            each for each in self.free if any(s.new_pages([each]) for s in self.sides.values())
+        }
+        return [each for each in self.free if each not in lacking] + sorted(lacking)
+
+    @property
     def leasable(self) -> int:
-        counts = [side.leasable(self.free) for side in self.sides.values()]
-        return min(counts, default=len(self.free))
+        if not any(side.is_constrained for side in self.sides.values()):
+            return len(self.free)
+        return min(side.leasable(self.upcoming) for side in self.sides.values())
 
     def take(self, count: int) -> list[int]:
+        if count:
+            self.free = self.upcoming
         taken, self.free = self.free[:count], self.free[count:]
         for side in self.sides.values():
             side.take(taken)
@@ -362,7 +396,7 @@ class AnyOrder(RuleBasedStateMachine):
         decoding: bool = False,
     ) -> None:
         """Take `count` pages, or miss for want of ids, room or, as injected, of memory."""
-        ids = {IdSpace.FULL: self.full.free[:count], IdSpace.SWA: self.swa.free[:count]}
+        ids = {IdSpace.FULL: self.full.upcoming[:count], IdSpace.SWA: self.swa.upcoming[:count]}
         possible = (
             count <= min(len(self.full.free), len(self.swa.free))
             and self.full.has_room_for(ids[IdSpace.FULL])

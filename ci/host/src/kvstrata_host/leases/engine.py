@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from .dsv4 import PAGE_TOKENS
+from ..dsv4 import PAGE_TOKENS
 
 WINDOW_TOKENS = 128
 VOCABULARY = 1024
@@ -80,6 +80,8 @@ class Engine:
     waiting: list[Any] = field(default_factory=list)
     retracted: int = 0
     aborted: int = 0
+    reused_tokens: int = 0
+    prefilled_tokens: int = 0
     _known_marks: dict[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -125,48 +127,17 @@ class Engine:
 
     def prefill(self) -> list[Any]:
         """Admit waiting requests, compute their prompts and cache them."""
-        from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
-
-        if self.chunked is not None and self.chunked.extend_range.end > len(
-            self.chunked.prefix_indices
-        ):
-            self.cache.cache_unfinished_req(self.chunked, chunked=True)
-        adder = PrefillAdder(
-            PAGE_TOKENS,
-            self.cache,
-            self.allocator,
-            self.running,
-            new_token_ratio=0.5,
-            rem_input_tokens=self.full_tokens,
-            rem_chunk_tokens=self.size.chunk_tokens,
-        )
-        if self.chunked is not None:
-            self.chunked.init_next_round_input()
-            self.chunked = adder.add_chunked_req(self.chunked)
-        for request in self.waiting:
-            busy = len(adder.can_run_list) + len(self.running.reqs)
-            if busy >= self.size.max_requests:
-                break
-            request.init_next_round_input(self.cache)
-            verdict = adder.add_one_req(
-                request, has_chunked_req=self.chunked is not None, truncation_align_size=None
-            )
-            if verdict != AddReqResult.CONTINUE:
-                break
-        admitted: list[Any] = adder.can_run_list
-        self.waiting = [each for each in self.waiting if each not in admitted]
-        if adder.new_chunked_req is not None:
-            self.chunked = adder.new_chunked_req
+        admitted = self._admit()
         if not admitted:
             return []
-        if self.chunked is not None:
-            self.chunked.inflight_middle_chunks += 1
         batch = self._batch(admitted)
         batch.prepare_for_extend()
         for request in admitted:
             start, end = request.extend_range.start, request.extend_range.end
             self._expect(request, range(start))
             self._write(request, range(start, end))
+            self.reused_tokens += start
+            self.prefilled_tokens += end - start
         self.last = batch
         with self._group():
             for request in admitted:
@@ -175,11 +146,10 @@ class Engine:
                 else:
                     self._answer(request, if_unfinished=self.cache.cache_unfinished_req)
         batch.filter_batch(chunked_req_to_exclude=self.chunked)
-        if not batch.is_empty():
-            if self.running.is_empty():
-                self.running = batch
-            else:
-                self.running.merge_batch(batch)
+        if self.running.is_empty():
+            self.running = batch
+        elif not batch.is_empty():
+            self.running.merge_batch(batch)
         return admitted
 
     def decode(self) -> list[Any]:
@@ -265,6 +235,42 @@ class Engine:
             "indexer": lambda: self.pool.index_pools[_C4].index_k_with_scale_buffer,
         }
         return [layer.view(torch.uint8) for layer in buffers[pool]()]
+
+    def _admit(self) -> list[Any]:
+        """The requests that SGLang lets in, with the next part of one that comes in parts."""
+        from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+
+        chunked = self.chunked
+        if chunked is not None and chunked.extend_range.end > len(chunked.prefix_indices):
+            self.cache.cache_unfinished_req(chunked, chunked=True)
+        adder = PrefillAdder(
+            PAGE_TOKENS,
+            self.cache,
+            self.allocator,
+            self.running,
+            new_token_ratio=0.5,
+            rem_input_tokens=self.full_tokens,
+            rem_chunk_tokens=self.size.chunk_tokens,
+        )
+        if chunked is not None:
+            chunked.init_next_round_input()
+            self.chunked = adder.add_chunked_req(chunked)
+        for request in self.waiting:
+            if len(adder.can_run_list) + len(self.running.reqs) >= self.size.max_requests:
+                break
+            request.init_next_round_input(self.cache)
+            verdict = adder.add_one_req(
+                request, has_chunked_req=self.chunked is not None, truncation_align_size=None
+            )
+            if verdict != AddReqResult.CONTINUE:
+                break
+        admitted: list[Any] = adder.can_run_list
+        self.waiting = [each for each in self.waiting if each not in admitted]
+        if adder.new_chunked_req is not None:
+            self.chunked = adder.new_chunked_req
+        if self.chunked is not None and admitted:
+            self.chunked.inflight_middle_chunks += 1
+        return admitted
 
     def _batch(self, requests: list[Any]) -> Any:
         from sglang.srt.managers.schedule_batch import ScheduleBatch
