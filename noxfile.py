@@ -47,7 +47,7 @@ SOURCES = [
 RELEASES = WORKSPACE.stacks.releases
 BUILD_KVCACHED = "build-kvcached-host"
 DEMO_SLICE = "kvcr"
-ELASTIC_SLICE = "exact-id"
+ELASTIC_SLICE = "packed-indexer"
 FAULT_LOOP = {
     "PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("faults", "e2e"))
 }
@@ -334,7 +334,7 @@ def bench_kvcr_overhead(session: nox.Session) -> None:
 @nox.session(name="tests-elastic", requires=["base", *builds_of(ELASTIC_SLICE)])
 @reported
 def tests_elastic(session: nox.Session) -> None:
-    """Test that the demo of an elastic pool proves its own claims."""
+    """Test that the demo of elastic pools proves its own claims."""
     over, _ = demo_layer(session, ELASTIC_SLICE)
     over = dataclasses.replace(over, variables=ELASTIC)
     conclude(session, [stackkit.run_repository_tests(WORKSPACE, "elastic", over)])
@@ -343,7 +343,7 @@ def tests_elastic(session: nox.Session) -> None:
 @nox.session(name="demo-elastic", requires=["base", *builds_of(ELASTIC_SLICE)])
 @reported
 def demo_elastic(session: nox.Session) -> None:
-    """A DeepSeek-V4 pool's memory follows its load and a limit; see build/demo-elastic/."""
+    """Memory of DeepSeek-V4 pools follows the load and a limit; see build/demo-elastic/."""
     over, others = demo_layer(session, ELASTIC_SLICE)
     over = dataclasses.replace(over, variables=ELASTIC)
     options = ["--output", str(ROOT / "build" / "demo-elastic"), *others]
