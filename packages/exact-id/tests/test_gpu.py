@@ -8,43 +8,19 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from kvstrata.exact_id import plugin
+from kvstrata_host.leases.gpu import SWA_PAGES, free_bytes, gpu_only, model_on_gpu
+
 if TYPE_CHECKING:
     from kvstrata_host.leases.model import Model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-    pytest.mark.timeout(300),
-]
-
-DEVICE = "cuda:0"
-SWA_PAGES = 200
-FULL_PAGES = 400
+pytestmark = gpu_only
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Iterator["Model"]:
-    """A real DeepSeek-V4 pool on the GPU with managed SWA."""
-    from kvstrata_host.leases import model as dsv4
-
-    dsv4.publish_configuration()
-    monkeypatch.setenv("ENABLE_KVCACHED", "1")
-    from kvstrata.exact_id import plugin
-
-    plugin.load()
-    pool = dsv4.make_pool(
-        device=DEVICE,
-        swa_size=SWA_PAGES * dsv4.PAGE_TOKENS,
-        c4_size=FULL_PAGES * dsv4.PAGE_TOKENS // 4,
-        c128_size=FULL_PAGES * dsv4.PAGE_TOKENS // 128,
-    )
-    made = dsv4.Model(pool, full_pages=FULL_PAGES, swa_pages=SWA_PAGES)
-    yield made
-    made.pools.close()
-
-
-def free_bytes() -> int:
-    return torch.cuda.mem_get_info(DEVICE)[0]
+def model() -> Iterator["Model"]:
+    with model_on_gpu(plugin) as made:
+        yield made
 
 
 def test_packed_rows_keep_their_bytes_while_neighbours_come_and_go(model: "Model") -> None:

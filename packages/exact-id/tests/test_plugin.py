@@ -1,40 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plugin as SGLang loads it, in processes of their own, with kvcached's autopatch at work."""
 
-import json
 import logging
-import os
-import subprocess
-import sys
-from typing import Any
 
 import pytest
 
 from kvstrata.exact_id import gating, plugin
 from kvstrata.seams.report import SUPPORTED, compare
-
-PRELUDE = """\
-import json, warnings
-warnings.simplefilter("ignore")
-from sglang.srt.plugins import load_plugins
-from sglang.srt.runtime_context import get_context
-get_context().override_server_args().install()
-load_plugins()
-from sglang.srt.mem_cache import memory_pool
-from sglang.srt.mem_cache.allocator import swa
-from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
-from sglang.srt.plugins.hook_registry import HookRegistry
-from kvstrata.exact_id.plugin import SEAMS
-result = {
-    "hooks": sum(
-        hook.pins["0.5.20"].target in HookRegistry._patched for hook in SEAMS.hooks
-    ),
-    "kvcached": swa.PagedTokenToKVPoolAllocator.__name__,
-    "mha": memory_pool.MHATokenToKVPool.__name__,
-}
-"""
+from kvstrata_host.leases.process import run
 
 DSV4 = """\
+from kvstrata.exact_id.plugin import SEAMS
+result["hooks"] = hooks(SEAMS)
 from kvstrata_host.leases import model as dsv4
 pool = dsv4.make_pool()
 allocator = dsv4.make_allocator(pool)
@@ -50,6 +27,9 @@ result["available"] = allocator.available_size() // dsv4.PAGE_TOKENS
 """
 
 OTHER = """\
+from kvstrata.exact_id.plugin import SEAMS
+from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
+result["hooks"] = hooks(SEAMS)
 class Other(BaseSWAKVPool):
     def __init__(self): self.swa_kv_pool = self.full_kv_pool = None
     def register_mapping(self, mapping): pass
@@ -63,26 +43,6 @@ try:
 except ValueError as error:
     result["other"] = str(error)
 """
-
-
-def run(body: str, **environment: str) -> dict[str, Any]:
-    """What `body` left in `result`, in a process that SGLang's plugins were loaded in."""
-    script = PRELUDE + body + "\nprint(json.dumps(result))"
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("KVCACHED_") and name != "ENABLE_KVCACHED"
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**inherited, "TRITON_INTERPRET": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def test_every_hook_is_pinned_to_what_is_installed() -> None:

@@ -6,12 +6,15 @@ import fcntl
 import mmap
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain, count
 
 from .geometry import PoolGeometry
 
 # The words of kvcached's MemInfoStruct.
 _TOTAL = 0
 _USED = 1
+
+_names: set[str] = set()
 
 
 class LimitStatus(Enum):
@@ -99,6 +102,7 @@ class Segment:
         from kvcached.utils import IPCSegmentCleanup
 
         self.name = name
+        _names.add(name)
         init_kv_cache_limit(name, limit_bytes)
         path = get_ipc_path(name)
         self._cleanup = IPCSegmentCleanup(path)
@@ -129,6 +133,7 @@ class Segment:
     def close(self) -> None:
         """Remove the segment; its limit is the last one from then on."""
         atexit.unregister(self.close)
+        _names.discard(self.name)
         self._cleanup.unlink()
         self._file.close()
 
@@ -138,3 +143,10 @@ def segment_name(pool: str) -> str:
     from kvcached.utils import DEFAULT_IPC_NAME
 
     return f"{DEFAULT_IPC_NAME}_{pool}"
+
+
+def free_segment_name(pool: str) -> str:
+    """A name that no other pool of this process has: kvcached_SGLang_4711_swa, then ..._swa_2."""
+    name = segment_name(pool)
+    numbered = (f"{name}_{number}" for number in count(2))
+    return next(each for each in chain([name], numbered) if each not in _names)

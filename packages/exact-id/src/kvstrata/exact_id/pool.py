@@ -9,7 +9,7 @@ from .backing import Backing
 from .errors import AllocationMiss
 from .geometry import Ids, PoolGeometry, VmmPages
 from .ledger import LeaseLedger
-from .limits import LimitState, MemoryLimit, Segment, segment_name
+from .limits import LimitState, MemoryLimit, Segment, free_segment_name
 from .physical import Reading
 from .readiness import Barrier
 
@@ -36,7 +36,7 @@ class ManagedPool:
     def create(self, dtype: "torch.dtype") -> "list[torch.Tensor]":
         """Reserve virtual memory; returns the rows of each layer as `dtype`."""
         rows = self.backing.create(dtype)
-        self._segment = Segment(segment_name(self.name), self.geometry.virtual_bytes)
+        self._segment = Segment(free_segment_name(self.name), self.geometry.virtual_bytes)
         return rows
 
     def hold_row_0(self) -> None:
@@ -106,6 +106,11 @@ class ManagedPool:
     def lost_ids(self) -> Ids:
         """Ids that can never be leased again, since they lie on quarantined memory."""
         return self.geometry.ids_on(self.backing.quarantined_pages)
+
+    @property
+    def segment_name(self) -> str | None:
+        """What kvcached's tools know the pool as; None before it was created."""
+        return None if self._segment is None else self._segment.name
 
     @property
     def limit_state(self) -> LimitState:
