@@ -55,10 +55,8 @@ BUILD_KVCACHED = "build-kvcached-host"
 DEMO_SLICE = "kvcr"
 TUNED_SLICE = "kvcr-tuning"
 TUNING = "--tuning"
-ELASTIC_SLICE = "exact-id"
-BENCH_SLICE = "kvcr-tuning"
+ELASTIC_SLICE = "packed-indexer"
 BENCH = {"PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("bench", "e2e"))}
-LAST_DSV4_SLICE = "packed-indexer"
 FAULT_LOOP = {
     "PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("faults", "e2e"))
 }
@@ -391,11 +389,11 @@ def faults(session: nox.Session) -> None:
         session.error("the fault loop failed")
 
 
-@nox.session(name="tests-bench", requires=["base", *builds_of(BENCH_SLICE)])
+@nox.session(name="tests-bench", requires=["base", *builds_of(TUNED_SLICE)])
 @reported
 def tests_bench(session: nox.Session) -> None:
     """Test that the benchmarks compute what they print."""
-    over, _ = demo_layer(session, BENCH_SLICE)
+    over, _ = demo_layer(session, TUNED_SLICE)
     over = dataclasses.replace(over, variables=BENCH)
     conclude(session, [stackkit.run_repository_tests(WORKSPACE, "bench", over)])
 
@@ -410,11 +408,11 @@ def bench_kvcr_overhead(session: nox.Session) -> None:
         session.error("the benchmark failed, or a limit is exceeded")
 
 
-@nox.session(name="bench-kvcr", requires=["base", *builds_of(BENCH_SLICE)])
+@nox.session(name="bench-kvcr", requires=["base", *builds_of(TUNED_SLICE)])
 @reported
 def bench_kvcr(session: nox.Session) -> None:
     """Measure KVCR beside raw KVCR, NIXL, UCX and other storage backends; see build/bench/."""
-    over, others = demo_layer(session, BENCH_SLICE)
+    over, others = demo_layer(session, TUNED_SLICE)
     peers = make(session, "peers", PEERS)
     over = dataclasses.replace(over, bases=(*over.bases, peers), variables=BENCH)
     over.lay()
@@ -425,11 +423,11 @@ def bench_kvcr(session: nox.Session) -> None:
         session.error("the benchmark failed, or a goal is missed")
 
 
-@nox.session(name="bench-serving", requires=["base", *builds_of(BENCH_SLICE)])
+@nox.session(name="bench-serving", requires=["base", *builds_of(TUNED_SLICE)])
 @reported
 def bench_serving(session: nox.Session) -> None:
     """Measure two servers with a shared prefix, by storage and by option; see build/bench/."""
-    over, others = demo_layer(session, BENCH_SLICE)
+    over, others = demo_layer(session, TUNED_SLICE)
     over = dataclasses.replace(over, variables=BENCH)
     options = ["--output", str(ROOT / "build" / "bench"), *others]
     if over.run("-m", "serving", *options, cwd=ROOT) != 0:
@@ -439,7 +437,7 @@ def bench_serving(session: nox.Session) -> None:
 @nox.session(name="tests-elastic", requires=["base", *builds_of(ELASTIC_SLICE)])
 @reported
 def tests_elastic(session: nox.Session) -> None:
-    """Test that the demo of an elastic pool proves its own claims."""
+    """Test that the demo of elastic pools proves its own claims."""
     over, _ = demo_layer(session, ELASTIC_SLICE)
     over = dataclasses.replace(over, variables=ELASTIC)
     conclude(session, [stackkit.run_repository_tests(WORKSPACE, "elastic", over)])
@@ -448,7 +446,7 @@ def tests_elastic(session: nox.Session) -> None:
 @nox.session(name="demo-elastic", requires=["base", *builds_of(ELASTIC_SLICE)])
 @reported
 def demo_elastic(session: nox.Session) -> None:
-    """A DeepSeek-V4 pool's memory follows its load and a limit; see build/demo-elastic/."""
+    """Memory of DeepSeek-V4 pools follows the load and a limit; see build/demo-elastic/."""
     over, others = demo_layer(session, ELASTIC_SLICE)
     over = dataclasses.replace(over, variables=ELASTIC)
     options = ["--output", str(ROOT / "build" / "demo-elastic"), *others]
@@ -467,11 +465,11 @@ def bench_exact_id(session: nox.Session) -> None:
         session.error("the benchmark failed, or a limit is exceeded")
 
 
-@nox.session(name="bench-dsv4", requires=["base", *builds_of(LAST_DSV4_SLICE)])
+@nox.session(name="bench-dsv4", requires=["base", *builds_of(ELASTIC_SLICE)])
 @reported
 def bench_dsv4(session: nox.Session) -> None:
     """Measure managed pools beside native ones, as ratios of one run; see build/bench/."""
-    over, others = demo_layer(session, LAST_DSV4_SLICE)
+    over, others = demo_layer(session, ELASTIC_SLICE)
     over = dataclasses.replace(over, variables=ELASTIC)
     options = ["--output", str(ROOT / "build" / "bench"), *others]
     if over.run("-m", "dsv4", *options, cwd=ROOT / "tests" / "bench") != 0:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from elastic.claim import decide
 from elastic.outcome import Outcome
-from good_run import good_run
+from good_run import BUNDLE, good_run
 
 
 @pytest.fixture
@@ -21,6 +21,35 @@ def _at(outcome: Outcome, step: int, **changes: Any) -> Outcome:
     samples = list(outcome.samples)
     samples[step] = dataclasses.replace(samples[step], **changes)
     return dataclasses.replace(outcome, samples=tuple(samples))
+
+
+def _pool_at(outcome: Outcome, step: int, name: str = "swa", **changes: Any) -> Outcome:
+    """The run in which one pool looked otherwise at one step."""
+    pools = dict(outcome.samples[step].pools)
+    pools[name] = dataclasses.replace(pools[name], **changes)
+    return _at(outcome, step, pools=pools)
+
+
+def _limited_everywhere(outcome: Outcome, mapped_bytes: int) -> Outcome:
+    for step in range(len(outcome.samples)):
+        outcome = _pool_at(outcome, step, mapped_bytes=mapped_bytes)
+    return outcome
+
+
+def _saved(outcome: Outcome, **changes: Any) -> Outcome:
+    return dataclasses.replace(outcome, savings=dataclasses.replace(outcome.savings, **changes))
+
+
+def _level(outcome: Outcome, **changes: Any) -> Outcome:
+    """The run in which the whole model looked otherwise at the first load."""
+    first, *others = outcome.savings.levels
+    return _saved(outcome, levels=(dataclasses.replace(first, **changes), *others))
+
+
+def _missed(outcome: Outcome, **changes: Any) -> Outcome:
+    """The run in which the second miss went otherwise."""
+    first, second = outcome.misses
+    return dataclasses.replace(outcome, misses=(first, dataclasses.replace(second, **changes)))
 
 
 def _everywhere(outcome: Outcome, **changes: Any) -> Outcome:
@@ -45,20 +74,20 @@ FAILURES: list[tuple[str, str, Callable[[Outcome], Outcome]]] = [
     (
         "one-byte-more-than-expected",
         "mapped_exactly",
-        lambda run: _at(run, 2, expected_bytes=run.samples[2].mapped_bytes - 1),
+        lambda run: _pool_at(run, 2, "indexer", expected_bytes=BUNDLE - 1),
     ),
     ("the-driver-has-less", "mapped_exactly", lambda run: _at(run, 2, driver_bytes=0)),
-    ("sglang-has-other-pages", "mapped_exactly", lambda run: _at(run, 9, live_pages=1)),
+    ("sglang-has-other-pages", "mapped_exactly", lambda run: _pool_at(run, 9, "c4", live_pages=1)),
     ("nothing-was-leased", "mapped_exactly", lambda run: _counted(run, pages_leased=0)),
     (
         "memory-stays-after-a-wave",
         "follows_load",
-        lambda run: _at(run, 4, mapped_bytes=run.samples[3].mapped_bytes),
+        lambda run: _at(run, 4, pools=run.samples[3].pools),
     ),
     (
         "everything-is-mapped",
         "follows_load",
-        lambda run: _at(run, 14, mapped_bytes=run.pool.native_bytes),
+        lambda run: _pool_at(run, 14, "c4", mapped_bytes=run.native_bytes),
     ),
     (
         "unmapped-memory-stays-resident",
@@ -69,12 +98,12 @@ FAILURES: list[tuple[str, str, Callable[[Outcome], Outcome]]] = [
     (
         "memory-stays-mapped",
         "memory_returned",
-        lambda run: _at(run, -1, mapped_bytes=2 * run.pool.floor_bytes),
+        lambda run: _pool_at(run, -1, "indexer", mapped_bytes=2 * BUNDLE),
     ),
     (
         "memory-stays-resident",
         "memory_returned",
-        lambda run: _at(run, -1, committed_bytes=run.pool.floor_bytes + 1),
+        lambda run: _at(run, -1, committed_bytes=run.floor_bytes + 1),
     ),
     ("a-page-was-damaged", "contents_kept", lambda run: _counted(run, pages_damaged=1)),
     ("a-page-was-not-compared", "contents_kept", lambda run: _counted(run, pages_compared=499)),
@@ -87,13 +116,13 @@ FAILURES: list[tuple[str, str, Callable[[Outcome], Outcome]]] = [
     (
         "more-is-mapped-while-deferred",
         "limit_deferred",
-        lambda run: _at(run, 8, mapped_bytes=12 * run.pool.floor_bytes),
+        lambda run: _pool_at(run, 8, mapped_bytes=12 * BUNDLE),
     ),
     ("the-limit-was-met-at-once", "limit_deferred", lambda run: _everywhere(run, phase="applied")),
     (
         "more-than-the-limit",
         "limit_applied",
-        lambda run: _at(run, 11, mapped_bytes=run.limited.limit_bytes + 1),
+        lambda run: _pool_at(run, 11, mapped_bytes=run.limited.limit_bytes + 1),
     ),
     ("never-applied", "limit_applied", lambda run: _everywhere(run, phase="deferred")),
     ("deferred-again", "limit_applied", lambda run: _at(run, 11, phase="deferred")),
@@ -101,7 +130,7 @@ FAILURES: list[tuple[str, str, Callable[[Outcome], Outcome]]] = [
     (
         "no-growth-after-the-limit",
         "limit_lifted",
-        lambda run: _everywhere(run, mapped_bytes=run.limited.limit_bytes),
+        lambda run: _limited_everywhere(run, run.limited.limit_bytes),
     ),
     (
         "kvctl-shows-something-else",
@@ -112,6 +141,44 @@ FAILURES: list[tuple[str, str, Callable[[Outcome], Outcome]]] = [
     ),
     ("a-request-was-lost", "all_served", lambda run: _counted(run, finished=39)),
     ("there-were-no-requests", "all_served", lambda run: _counted(run, requests=0, finished=0)),
+    ("history-was-damaged", "history_kept", lambda run: _counted(run, history_damaged=1)),
+    ("no-history-outlived", "history_kept", lambda run: _counted(run, history_compared=0)),
+    (
+        "the-plan-is-a-byte-off",
+        "sizes_as_planned",
+        lambda run: _saved(
+            run,
+            sizes=(
+                dataclasses.replace(run.savings.sizes[0], planned_bytes=1),
+                *run.savings.sizes[1:],
+            ),
+        ),
+    ),
+    ("nothing-was-made", "sizes_as_planned", lambda run: _saved(run, sizes=())),
+    ("a-load-maps-too-much", "loads_mapped_exactly", lambda run: _level(run, expected_bytes={})),
+    ("the-driver-disagrees", "loads_mapped_exactly", lambda run: _level(run, driver_bytes=0)),
+    ("a-context-was-damaged", "loads_mapped_exactly", lambda run: _saved(run, pages_damaged=1)),
+    ("there-were-no-loads", "loads_mapped_exactly", lambda run: _saved(run, levels=())),
+    (
+        "as-much-as-natively",
+        "less_than_natively",
+        lambda run: _level(run, mapped_bytes={"swa": run.savings.native_bytes}),
+    ),
+    (
+        "a-small-load-takes-half",
+        "less_than_natively",
+        lambda run: _level(run, mapped_bytes={"swa": run.savings.native_bytes // 2}),
+    ),
+    (
+        "more-is-resident-than-mapped",
+        "less_than_natively",
+        lambda run: _level(run, committed_bytes=run.savings.levels[0].managed_bytes + 1),
+    ),
+    ("it-was-no-miss", "miss_rolled_back", lambda run: _missed(run, missed=False)),
+    ("a-miss-changed-a-list", "miss_rolled_back", lambda run: _missed(run, is_untouched=False)),
+    ("nothing-was-mapped-before", "miss_rolled_back", lambda run: _missed(run, allocations=0)),
+    ("it-misses-for-good", "same_request_succeeds", lambda run: _missed(run, succeeded=False)),
+    ("nothing-was-freed", "same_request_succeeds", lambda run: _missed(run, pages_freed=0)),
 ]
 
 

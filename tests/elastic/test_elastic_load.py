@@ -16,33 +16,40 @@ warnings.simplefilter("ignore")
 from elastic.model import Size, make_model, prepare
 
 prepare()
-from elastic.footprint import Footprint
 from elastic.load import Load, Wave
 
 model = make_model(Size(full_pages=256, swa_pages=64))
-geometry = model.managed.geometry
-footprint = Footprint(geometry.page_bytes, geometry.vmm_page_bytes, geometry.layer_count)
 load = Load(model, Wave(period_steps=8, crest=2), seed=3)
+
+def mapped_as_expected():
+    return all(
+        pool.mapped_bytes == model.footprint(pool.name).mapped_bytes(load.live_ids(pool.name))
+        and model.live_pages(pool.name) == len(list(load.live_ids(pool.name)))
+        for pool in model.pools
+    )
+
 for step in range(3):
     load.step(step)
-    assert model.managed.mapped_bytes == footprint.mapped_bytes(load.live_ids)
-assert load.running and model.live_pages == len(list(load.live_ids))
+    assert mapped_as_expected()
+assert load.running
 
-damaged = load.running[0].live[-1]
-model.rows[1][damaged, 7] += 1
+first = load.running[0]
+model.rows["swa"][1][first.live[-1], 7] += 1
+model.rows["indexer"][1][first.full[0], 7] += 1
 while load.running:
     load.step(step, arrivals=False)
-    assert model.managed.mapped_bytes == footprint.mapped_bytes(load.live_ids)
+    assert mapped_as_expected()
 assert load.finished == load.requests
-assert load.pages_damaged == 1, load.pages_damaged
-assert model.live_pages == 0
-assert model.managed.mapped_bytes == geometry.floor_bytes
+assert load.contents.pages_damaged == 2, load.contents.pages_damaged
+assert load.history_damaged == 1 and load.history_compared > 1
+assert not any(model.live_pages(pool.name) for pool in model.pools)
+assert all(pool.mapped_bytes == pool.geometry.floor_bytes for pool in model.pools)
 print("done")
 """
 
 
 @pytest.mark.integration
-def test_the_load_knows_what_sglang_handed_out_and_sees_one_damaged_byte() -> None:
+def test_the_load_knows_what_sglang_handed_out_and_sees_a_damaged_byte_in_each_pool() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SHORT_RUN], capture_output=True, text=True, timeout=300, check=False
     )

@@ -20,7 +20,7 @@ class Exactness:
 
     Args:
         left_bytes: resident memory at the end, beyond that at the start.
-        tolerance_bytes: one VMM page of each layer.
+        tolerance_bytes: one VMM page of each layer of each pool.
     """
 
     steps: tuple[Step, ...]

@@ -3,7 +3,6 @@
 
 from collections.abc import Callable
 
-from elastic.footprint import Footprint
 from elastic.load import Load, Wave
 from elastic.model import Model
 
@@ -21,15 +20,16 @@ class WavesError(RuntimeError):
 
 def measure(model: Model, steps: int, tell: Callable[[str], None]) -> Exactness:
     """Run the load for `steps` steps and until it has ended; `tell` gets a line now and then."""
-    geometry = model.managed.geometry
-    footprint = Footprint(geometry.page_bytes, geometry.vmm_page_bytes, geometry.layer_count)
+    footprints = {pool.name: model.footprint(pool.name) for pool in model.pools}
     load = Load(model, _WAVE, _SEED)
     start = vmm.state().committed_bytes
     seen: list[Step] = []
     for number in range(10 * steps):
         load.step(number, arrivals=number < steps)
-        expected = footprint.mapped_bytes(load.live_ids)
-        seen.append(Step(number, model.managed.mapped_bytes, expected))
+        expected = sum(
+            footprint.mapped_bytes(load.live_ids(name)) for name, footprint in footprints.items()
+        )
+        seen.append(Step(number, model.mapped_bytes, expected))
         if number % 10 == 0:
             tell(f"  step {number}: {len(load.running)} requests")
         if number >= steps and not load.running and not load.waiting:
@@ -39,5 +39,5 @@ def measure(model: Model, steps: int, tell: Callable[[str], None]) -> Exactness:
     return Exactness(
         steps=tuple(seen),
         left_bytes=vmm.state().committed_bytes - start,
-        tolerance_bytes=geometry.bundle_bytes,
+        tolerance_bytes=sum(pool.geometry.bundle_bytes for pool in model.pools),
     )

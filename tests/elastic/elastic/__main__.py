@@ -15,11 +15,20 @@ from .kvctl import KvctlError
 from .model import ModelError, Size, make_model, prepare
 
 _DESCRIPTION = """\
-Puts a load in waves on SGLang's own DeepSeek-V4 pool, whose sliding-window part is managed, on a
-machine that needs no GPU. Shows that its memory follows the load, and a limit that kvctl sets
-half-way. Writes report.html, report.json and elastic.svg."""
+Fills and empties SGLang's own DeepSeek-V4 pools, of which sliding window, C4 KV and packed indexer
+are managed, on a machine that needs no GPU. First those of a whole model, at several loads and
+under pressure; then smaller ones under a load in waves, with a limit that kvctl sets half-way.
+Writes report.html, report.json and elastic.svg."""
 _EPILOG = "Exit status: 0 if every claim holds, 1 if one does not, 2 if the demo could not run."
-_DISTRIBUTIONS = ("sglang", "kvcached", "torch", "kvstrata-seams", "kvstrata-exact-id")
+_DISTRIBUTIONS = (
+    "sglang",
+    "kvcached",
+    "torch",
+    "kvstrata-seams",
+    "kvstrata-exact-id",
+    "kvstrata-c4-kv",
+    "kvstrata-packed-indexer",
+)
 _WIDTH_OF_A_FILE = 120
 _LEAST_STEPS = 60
 
@@ -32,22 +41,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     progress = Progress(console)
     environment = Environment.current(_DISTRIBUTIONS)
-    progress.step("pool", "importing SGLang and kvcached")
+    progress.step("pools", "importing SGLang and kvcached")
     prepare()
     from . import chart, page
+    from .fill import Fill, make_whole_model
     from .report import Report
     from .story import Plan, Story, StoryError
 
     plan = Plan(steps=options.steps, crest=options.crest, seed=options.seed)
     try:
+        whole = make_whole_model()
+        progress.step("pools", f"of a whole model, {whole.mapped_bytes >> 20} MiB mapped")
+        seen = Fill(whole, plan.seed).play(lambda line: progress.step("fill", line))
+        whole.pools.close()
         model = make_model(Size())
-        geometry = model.managed.geometry
-        progress.step(
-            "pool",
-            f"{geometry.page_count} pages in {geometry.layer_count} layers, natively "
-            f"{geometry.native_bytes >> 20} MiB; {model.managed.mapped_bytes >> 20} MiB mapped",
-        )
-        outcome = Story(model, plan, lambda line: progress.step("load", line)).play()
+        progress.step("pools", f"smaller ones, {model.mapped_bytes >> 20} MiB mapped")
+        outcome = Story(model, plan, lambda line: progress.step("load", line)).play(*seen)
     except (ModelError, StoryError, KvctlError) as error:
         console.print(f"\nThe demo could not run: {error}", markup=False, style="red")
         return 2

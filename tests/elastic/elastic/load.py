@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kvstrata.exact_id.ownership import SWA
 from kvstrata_host.dsv4 import PAGE_TOKENS
 
-from .model import WINDOW_TOKENS, Model
+from .contents import Contents
+from .model import COMPRESSED, WINDOW_TOKENS, Model
 
 STEP_TOKENS = 16
 """Tokens that every running request decodes in a step."""
@@ -59,7 +61,10 @@ class Request:
 
 @dataclass
 class Load:
-    """The requests. Every page is filled with its owner's number, and compared before it goes."""
+    """The requests. Every page is filled with its owner's number, and compared before it goes.
+
+    A page counts once for each pool. `history` is the compressed pages without a window.
+    """
 
     model: Model
     wave: Wave
@@ -71,13 +76,14 @@ class Load:
     retracted: int = 0
     pages_leased: int = 0
     pages_retired: int = 0
-    pages_compared: int = 0
-    pages_damaged: int = 0
+    history_compared: int = 0
+    history_damaged: int = 0
     misses: int = 0
     misses_with_traces: int = 0
 
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
+        self.contents = Contents(self.model)
 
     def step(self, number: int, *, arrivals: bool = True) -> None:
         """Decode, end and retire what runs; then admit as many as there is memory for."""
@@ -89,10 +95,13 @@ class Load:
             self.waiting.append(self._drawn())
         self._admit()
 
-    @property
-    def live_ids(self) -> Iterator[int]:
-        """The sliding-window ids of all running requests, by the load's own books."""
-        return (page for request in self.running for page in request.live)
+    def live_ids(self, name: str) -> Iterator[int]:
+        """The ids of all running requests in the pool `name`, by the load's own books."""
+        return (
+            page
+            for request in self.running
+            for page in (request.live if name == SWA else request.full)
+        )
 
     def _drawn(self) -> Request:
         self.requests += 1
@@ -152,36 +161,28 @@ class Load:
         return True
 
     def _allocate(self, allocate: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
-        before = self._free_lists()
+        before = self.model.picture()
         taken = allocate()
         if taken is None:
             self.misses += 1
-            self.misses_with_traces += self._free_lists() != before
+            self.misses_with_traces += self.model.picture() != before
         return taken
-
-    def _free_lists(self) -> tuple[list[int], list[int], int]:
-        """What a miss may not change: the free ids of both sides in their order, and memory."""
-        allocator = self.model.allocator
-        return (
-            allocator.full_attn_allocator.get_all_free_pages().tolist(),
-            allocator.swa_attn_allocator.get_all_free_pages().tolist(),
-            self.model.managed.mapped_bytes,
-        )
 
     def _give(self, request: Request, full: Sequence[int]) -> None:
         firsts = torch.tensor(full) * PAGE_TOKENS
         swa = (self.model.allocator.full_to_swa_index_mapping[firsts] // PAGE_TOKENS).tolist()
         request.full += full
         request.swa += swa
-        self.pages_leased += len(swa)
-        for layer, rows in enumerate(self.model.rows):
-            rows[swa] = _mark(request, layer)
+        self.pages_leased += len(swa) + len(COMPRESSED) * len(full)
+        self.contents.fill(request.number, SWA, swa)
+        for name in COMPRESSED:
+            self.contents.fill(request.number, name, full)
 
     def _retire(self, request: Request) -> None:
         """Give back the pages of which no token is in the window any more."""
         gone = max(0, request.tokens - WINDOW_TOKENS) // PAGE_TOKENS
         if gone > request.retired:
-            self._compare(request, request.swa[request.retired : gone])
+            self.contents.compare(request.number, SWA, request.swa[request.retired : gone])
             pages = request.full[request.retired : gone]
             self.model.allocator.free_swa_segment(_tokens(pages), start_pos=0)
             self.pages_retired += len(pages)
@@ -206,23 +207,20 @@ class Load:
         allocator = self.model.allocator
         allocator.free_group_begin()
         for request in requests:
-            self._compare(request, request.live)
+            self._compare(request)
             allocator.free_full_segment(_tokens(request.full[: request.retired]), start_pos=0)
             allocator.free_segment(_tokens(request.full[request.retired :]), start_pos=0)
         allocator.free_group_end()
         gone = {request.number for request in requests}
         self.running = [request for request in self.running if request.number not in gone]
 
-    def _compare(self, request: Request, swa: Sequence[int]) -> None:
-        kept = torch.ones(len(swa), dtype=torch.bool)
-        for layer, rows in enumerate(self.model.rows):
-            kept &= (rows[list(swa)] == _mark(request, layer)).all(dim=1)
-        self.pages_compared += len(swa)
-        self.pages_damaged += int((~kept).sum())
-
-
-def _mark(request: Request, layer: int) -> int:
-    return 1 + (7 * request.number + layer) % 255
+    def _compare(self, request: Request) -> None:
+        self.contents.compare(request.number, SWA, request.live)
+        history, rest = request.full[: request.retired], request.full[request.retired :]
+        for name in COMPRESSED:
+            self.contents.compare(request.number, name, rest)
+            self.history_damaged += self.contents.compare(request.number, name, history)
+            self.history_compared += len(history)
 
 
 def _pages(request: Request) -> int:

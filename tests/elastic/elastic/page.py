@@ -27,6 +27,8 @@ def render(report: Report) -> str:
         mib=1 << 20,
         colours=Markup(chart.PALETTE.stylesheet()),
         memory_chart=Markup(chart.memory_chart(report.outcome)),
+        savings_chart=Markup(chart.savings_chart(report.outcome.savings)),
+        savings=report.outcome.savings,
     )
 
 

@@ -15,6 +15,7 @@ from kvstrata_host.spec import Json
 
 from .claim import decide
 from .outcome import Outcome
+from .savings import Savings
 from .story import Plan
 
 _ROWS = 20
@@ -42,7 +43,7 @@ class Report:
         outcome = self.outcome
         return {
             "all_claims_hold": not self.failed,
-            "native_bytes": outcome.pool.native_bytes,
+            "native_bytes": outcome.native_bytes,
             "peak_mapped_bytes": outcome.peak.mapped_bytes,
             "mean_mapped_bytes": outcome.mean_mapped_bytes,
             "mean_share_of_native": outcome.mean_share,
@@ -51,10 +52,13 @@ class Report:
             "load_s": round(outcome.load_s, 3),
             "claims": [dataclasses.asdict(claim) for claim in self.claims],
             "plan": dataclasses.asdict(self.plan),
-            "pool": dataclasses.asdict(outcome.pool),
+            "pools": {name: dataclasses.asdict(pool) for name, pool in outcome.pools.items()},
+            "limited_pool": outcome.limited_pool,
             "counts": dataclasses.asdict(outcome.counts),
             "limited": dataclasses.asdict(outcome.limited),
             "lifted": dataclasses.asdict(outcome.lifted),
+            "savings": dataclasses.asdict(outcome.savings),
+            "pressure": [dataclasses.asdict(miss) for miss in outcome.misses],
             "samples": [dataclasses.asdict(sample) for sample in outcome.samples],
             "environment": dataclasses.asdict(self.environment),
         }
@@ -64,20 +68,19 @@ class Report:
         path.write_text(f"{text}\n", encoding="utf-8")
 
     def print(self, console: Console) -> None:
-        """The course of the load and the claims."""
+        """The course of the load, the whole model at several loads, and the claims."""
         console.print(_course(self.outcome))
+        console.print(_savings(self.outcome.savings))
         console.print(claims_table(self.claims))
 
 
 def _course(outcome: Outcome) -> Table:
-    native = outcome.pool.native_bytes
-    table = Table(
-        title=f"Memory of the sliding-window pool; natively {native / (1 << 20):.0f} MiB all along"
-    )
-    columns = ("step", "requests", "waiting", "live pages", "mapped MiB", "resident MiB", "native")
+    native, pools = outcome.native_bytes, [*outcome.pools]
+    table = Table(title=f"MiB mapped under a load in waves; natively {native >> 20} MiB all along")
+    columns = ("step", "requests", "waiting", *pools, "in all", "resident", "of native")
     for name in columns:
         table.add_column(name, justify="right")
-    table.add_column("limit")
+    table.add_column(f"limit on {outcome.limited_pool}")
     samples = outcome.samples
     every = max(1, len(samples) // _ROWS)
     for before, sample in zip((None, *samples), samples, strict=False):
@@ -87,10 +90,34 @@ def _course(outcome: Outcome) -> Table:
             str(sample.step),
             str(sample.running),
             str(sample.waiting),
-            str(sample.live_pages),
-            f"{sample.mapped_bytes / (1 << 20):.0f}",
-            f"{(sample.committed_bytes - outcome.start_committed_bytes) / (1 << 20):.0f}",
+            *(str(sample.pools[name].mapped_bytes >> 20) for name in pools),
+            str(sample.mapped_bytes >> 20),
+            str((sample.committed_bytes - outcome.start_committed_bytes) >> 20),
             f"{sample.mapped_bytes / native:.0%}",
             "" if sample.phase == "free" else sample.phase,
         )
+    return table
+
+
+def _savings(savings: Savings) -> Table:
+    table = Table(
+        title=f"MiB of {savings.layers} layers for {savings.tokens:,} tokens, by full pages in use"
+    )
+    table.add_column("pool")
+    for name in ("layers", "B/page", "natively"):
+        table.add_column(name, justify="right")
+    for level in savings.levels:
+        table.add_column(f"{level.course} {level.live_share:.0%}", justify="right")
+    for size in savings.sizes:
+        taken = (level.mapped_bytes.get(size.pool, size.planned_bytes) for level in savings.levels)
+        table.add_row(
+            size.pool,
+            str(size.layers),
+            str(size.page_bytes),
+            str(size.planned_bytes >> 20),
+            *(str(each >> 20) for each in taken),
+        )
+    shares = (savings.taken_bytes(level) / savings.native_bytes for level in savings.levels)
+    native = str(savings.native_bytes >> 20)
+    table.add_row("in all, of natively", "", "", native, *(f"{share:.0%}" for share in shares))
     return table
