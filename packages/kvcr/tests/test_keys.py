@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.kvcr.keys import Namespace, PageKeys, event_hash, namespace_of, page_key
+from kvstrata.kvcr.keys import Namespace, PageKeys, event_hash, namespace_of, page_keys
 
 NAMESPACE = Namespace(
     model="weights",
@@ -29,7 +29,7 @@ def test_every_part_of_a_namespace_makes_another_key(field: str) -> None:
     other_value = value + 1 if isinstance(value, int) else value[:1]
     changes: dict[str, Any] = {field: other_value if other_value != value else ()}
     other = dataclasses.replace(NAMESPACE, **changes)
-    assert page_key(PAGE, NAMESPACE.digest()) != page_key(PAGE, other.digest())
+    assert page_keys([PAGE], NAMESPACE.digest()) != page_keys([PAGE], other.digest())
 
 
 def test_parts_of_a_namespace_do_not_run_into_each_other() -> None:
@@ -47,7 +47,7 @@ def test_the_same_namespace_gives_the_same_key_everywhere() -> None:
 
 
 def test_the_whole_page_hash_is_in_the_key() -> None:
-    key = page_key(PAGE, NAMESPACE.digest())
+    (key,) = page_keys([PAGE], NAMESPACE.digest())
     assert bytes.fromhex(PAGE) in key
     assert len(key) == 32 + 16
     assert namespace_of(key) == NAMESPACE.digest()
@@ -57,11 +57,11 @@ def test_the_whole_page_hash_is_in_the_key() -> None:
 def test_hints_name_a_page_by_sglangs_event_hash_read_as_unsigned(page: str) -> None:
     utils = pytest.importorskip("sglang.srt.mem_cache.utils")
     signed = utils.hash_str_to_int64(page)
-    assert event_hash(page_key(page, NAMESPACE.digest())) == signed % (1 << 64)
+    assert event_hash(page_keys([page], NAMESPACE.digest())[0]) == signed % (1 << 64)
 
 
 def test_kvcr_reads_the_event_hash_off_a_key() -> None:
-    key = page_key(TOP_BIT, NAMESPACE.digest())
+    (key,) = page_keys([TOP_BIT], NAMESPACE.digest())
     assert PageKeys().decode(PageKeys().encode(key)) == (1 << 64) - 1
 
 

@@ -46,6 +46,32 @@ class TuningConfig(msgspec.Struct, frozen=True, kw_only=True):
             "tier before its first ones."
         ),
     ] = False
+    copy_restores: Annotated[
+        bool,
+        Meta(
+            description="Restore from own DRAM by copying claimed pages, instead of a transfer of "
+            "NIXL from the process to itself."
+        ),
+    ] = False
+    copy_threads: Annotated[
+        int,
+        Meta(ge=1, le=64, description="Threads that copy for copy_restores, in each rank."),
+    ] = 2
+    huge_pages: Annotated[
+        bool,
+        Meta(description="Ask the kernel for transparent huge pages in the DRAM tier."),
+    ] = False
+    stage_metrics: Annotated[
+        bool,
+        Meta(description="Measure the stages of each call, as kvcr_stage_seconds in /metrics."),
+    ] = False
+    verify_bytes: Annotated[
+        bool,
+        Meta(
+            description="Compare each restored page with a checksum from its backup, and take a "
+            "damaged one for a miss; equal on all servers that share pages."
+        ),
+    ] = False
 
     @classmethod
     def parse(cls, options: Mapping[str, object]) -> "TuningConfig":

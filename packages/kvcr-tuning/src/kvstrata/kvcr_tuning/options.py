@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from kvstrata.kvcr.extension import Extension, Surroundings
 
 from .batching import ReadBatches
+from .checksums import CheckedBytes
 from .combined import CombinedIO
 from .config import TuningConfig
+from .copying import CopiedRestores
+from .huge_pages import HugePages
 from .recency import AlignedRecency
 from .sharing import SharedPages, check_replicated
+from .stages import StageMetrics, histogram_for
 
 
 def tuned(options: Mapping[str, object], surroundings: Surroundings, inner: Extension) -> Extension:
@@ -19,6 +23,10 @@ def tuned(options: Mapping[str, object], surroundings: Surroundings, inner: Exte
     """
     config = TuningConfig.parse(options)
     ways = inner
+    if config.stage_metrics:
+        ways = StageMetrics(ways, histogram_for(surroundings.topology))
+    if config.huge_pages:
+        ways = HugePages(ways)
     if config.shared_mla:
         check_replicated(surroundings.topology)
         if surroundings.topology.tp_size > 1:
@@ -29,4 +37,9 @@ def tuned(options: Mapping[str, object], surroundings: Surroundings, inner: Exte
         ways = CombinedIO(ways)
     if config.read_batch_pages != ways.read_batch_pages:
         ways = ReadBatches(ways, config.read_batch_pages)
+    if config.copy_restores:
+        ways = CopiedRestores(ways, config.copy_threads)
+    # Outside of whatever fills pages.
+    if config.verify_bytes:
+        ways = CheckedBytes(ways)
     return ways

@@ -9,16 +9,16 @@ tier, those before them are claimed, so that they cannot be dropped to make room
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from kvcr.types import BlockKey, CacheTier, ReleaseHandle
+from kvcr.types import BlockKey, CacheTier
 
 from kvstrata.kvcr.batch import Batch
 from kvstrata.kvcr.config import KvcrConfig
 from kvstrata.kvcr.extension import Extension
 from kvstrata.kvcr.hints import Hint
-from kvstrata.kvcr.keys import namespace_of, page_key, page_of
+from kvstrata.kvcr.keys import namespace_of, page_keys, page_of
 from kvstrata.kvcr.runner import Runner
 
 from .around import Around
@@ -66,20 +66,18 @@ class AlignedRecency(Around):
         pages = list(dict.fromkeys([*batch.prefix, *map(page_of, batch.blocks)]))
         missing = {page_of(key) for key in batch.blocks if not done.get(key, False)}
         end = next((at for at, page in enumerate(pages) if page in missing), len(pages))
-        namespaces = self._namespaces.values()
-        runner.align([page_key(page, each) for page in pages[:end] for each in namespaces])
+        of_pools = [page_keys(pages[:end], each) for each in self._namespaces.values()]
+        runner.align([key for of_page in zip(*of_pools, strict=True) for key in of_page])
 
     @contextmanager
     def _kept(self, runner: Runner, prefix: Sequence[str]) -> Iterator[None]:
         """Claims on the pages of a prefix that are in the tier."""
-        claims: dict[BlockKey, ReleaseHandle] = {}
-        try:
+        with ExitStack() as claims:
             for pool, namespace in self._namespaces.items():
-                keys = [page_key(page, namespace) for page in prefix]
+                keys = page_keys(prefix, namespace)
                 tiers = runner.query(keys, None)
                 present = [key for key, tier in zip(keys, tiers, strict=True) if tier is not None]
                 if present:
-                    claims |= runner.fetch(present, runner.pools.named(pool).labels, None)
+                    layout = runner.pools.named(pool).labels
+                    claims.enter_context(runner.claimed(present, layout, None))
             yield
-        finally:
-            runner.release(claims.values())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from kvcr.types import BlockKey, MemoryRef
 
-from .keys import page_key
+from .keys import page_keys
 from .pools import HostPools
 
 
@@ -61,7 +61,7 @@ class Batch:
             if pages.is_logical:
                 keys[part.pool] = [None] * len(places)
                 continue
-            own = [page_key(page, namespaces[part.pool]) for page in part.hashes]
+            own = page_keys(part.hashes, namespaces[part.pool])
             if len(set(own)) != len(own) or len(set(places)) != len(places):
                 raise ValueError(f"{part.pool} pages are named twice")
             keys[part.pool] = own
@@ -81,3 +81,13 @@ class Batch:
             pool: [key is None or done.get(key, False) for key in keys]
             for pool, keys in self.keys.items()
         }
+
+
+def by_layout(
+    blocks: Mapping[BlockKey, list[MemoryRef]],
+) -> dict[tuple[str, ...], dict[BlockKey, list[MemoryRef]]]:
+    """The blocks apart by the labels of their components, which one call of KVCR has in common."""
+    parts: dict[tuple[str, ...], dict[BlockKey, list[MemoryRef]]] = {}
+    for key, references in blocks.items():
+        parts.setdefault(tuple([each.label for each in references]), {})[key] = references
+    return parts

@@ -42,11 +42,14 @@ def legal_boundaries(page_count: int, required: Iterable[PoolPresence]) -> list[
     for pool in pools:
         if len(pool.pages) != page_count:
             raise ValueError(f"{len(pool.pages)} pages given for a prefix of {page_count}")
+        if pool.window_pages is None:
+            whole = next((i for i, present in enumerate(pool.pages) if not present), page_count)
+            legal[whole:] = [False] * (page_count - whole)
+            continue
         run = 0
         for i, present in enumerate(pool.pages):
             run = run + 1 if present else 0
-            needed = i + 1 if pool.window_pages is None else min(i + 1, pool.window_pages)
-            legal[i] = legal[i] and run >= needed
+            legal[i] = legal[i] and run >= min(i + 1, pool.window_pages)
     return [i + 1 for i, is_legal in enumerate(legal) if is_legal]
 
 

@@ -7,6 +7,7 @@ or pool has another key and never matches.
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
 from kvcr.types import BlockKey
@@ -41,9 +42,11 @@ class Namespace:
         return hashlib.sha256(text.encode()).digest()[:_NAMESPACE_BYTES]
 
 
-def page_key(page_hash: str, namespace: bytes) -> BlockKey:
-    """Key of a page from SGLang's hexadecimal page hash."""
-    return BlockKey(bytes.fromhex(page_hash) + namespace)
+def page_keys(page_hashes: Iterable[str], namespace: bytes) -> list[BlockKey]:
+    """Keys of pages from SGLang's hexadecimal page hashes."""
+    from_hex = bytes.fromhex
+    keys: list[BlockKey] = [from_hex(each) + namespace for each in page_hashes]
+    return keys
 
 
 def page_of(key: bytes) -> str:

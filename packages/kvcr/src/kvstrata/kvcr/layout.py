@@ -6,6 +6,7 @@ the convolution states of Mamba. Addresses and sizes are read from the pool's ow
 ``get_page_buffer_meta``, never computed from its shape.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -144,10 +145,7 @@ class HostPages:
 
     def references(self, agent: str, page: int) -> list[MemoryRef]:
         """References to every component of one page, by page index."""
-        return [
-            MemoryRef(end_point_name=agent, label=component.label, element_index=page)
-            for component in self.components
-        ]
+        return [_reference(agent, component.label, page) for component in self.components]
 
     def page_indices(self, slot_indices: torch.Tensor) -> Sequence[int]:
         """Page index of each run of ``page_slots`` slot indices; shape [slots] -> [pages].
@@ -167,6 +165,12 @@ class HostPages:
         if pages and not 0 <= min(pages) <= max(pages) < self.page_count:
             raise ValueError(f"page indices reach beyond the {self.page_count} {self.name} pages")
         return pages
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _reference(agent: str, label: str, page: int) -> MemoryRef:
+    """Kept, because making one costs KVCR's frozen dataclass more than all else about a page."""
+    return MemoryRef(end_point_name=agent, label=label, element_index=page)
 
 
 def _check_kind(name: str, pool: HostPool) -> None:

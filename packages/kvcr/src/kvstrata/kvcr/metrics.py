@@ -162,13 +162,10 @@ class PrometheusRecorder:
             self._metrics.peers.labels(**self._labels, state=state).set(count)
 
 
-def recorder_for(config: "HiCacheStorageConfig") -> Recorder:
-    """The recorder of a rank: counts if SGLang's metrics are on, under the same labels as SGLang.
-
-    With metrics off, prometheus_client is not even imported.
-    """
+def labels_for(config: "HiCacheStorageConfig") -> dict[str, str] | None:
+    """The labels of a rank's metrics, the same as SGLang's; None while SGLang's metrics are off."""
     if not config.enable_storage_metrics:
-        return NullRecorder()
+        return None
     from sglang.srt.runtime_context import get_observability
 
     labels = {
@@ -182,4 +179,13 @@ def recorder_for(config: "HiCacheStorageConfig") -> Recorder:
         "attn_cp_size": config.attn_cp_size,
         **(get_observability().extra_metric_labels or {}),
     }
-    return PrometheusRecorder({name: str(value) for name, value in labels.items()})
+    return {name: str(value) for name, value in labels.items()}
+
+
+def recorder_for(config: "HiCacheStorageConfig") -> Recorder:
+    """The recorder of a rank: counts if SGLang's metrics are on, under the same labels as SGLang.
+
+    With metrics off, prometheus_client is not even imported.
+    """
+    labels = labels_for(config)
+    return NullRecorder() if labels is None else PrometheusRecorder(labels)

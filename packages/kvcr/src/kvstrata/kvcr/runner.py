@@ -11,7 +11,7 @@ import mmap
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -22,7 +22,6 @@ from kvcr.types import (
     MemoryRef,
     OpEntryResult,
     OpHandle,
-    QueryStatus,
     ReleaseHandle,
     TransferError,
 )
@@ -40,7 +39,7 @@ from .preflight import check_port_free
 logger = logging.getLogger(__name__)
 
 _SHORTEST_POLL_SECONDS = 0.0001
-_POLLS_PER_WAIT = 50
+_POLLS_PER_WAIT = 20
 _IDLE_POLL_SECONDS = 0.008
 _SOURCE_CHECK_SECONDS = 1.0
 _RELEASE_SECONDS = 5.0
@@ -83,10 +82,15 @@ class Runner:
         self._is_gone = is_gone
         self._end_worker = end_worker
         self._dram = DramTier(pools.tier_bytes(dram_bytes), deadlines.startup_seconds, allocate)
+        block_bytes = pools.block_pools
+        self._parts = {
+            name: (address, size, block_bytes[name]) for name, address, size in self._dram.pools
+        }
         self._lock = threading.RLock()
         self._closing = False
         self._stopped = False
         self._pending: dict[OpHandle, Future[Results]] = {}
+        self._claimants: set[Future[None]] = set()
         self._uncertain: dict[OpHandle, float] = {}
         self._held: Counter[bytes] = Counter()
         self._hint_serial = 0
@@ -116,7 +120,7 @@ class Runner:
                 return [None] * len(keys)
             with self._hinted(keys, hint) as name:
                 found = self._kvcr.query(keys, name)
-        return [None if status is QueryStatus.MISS else tier for status, tier in found]
+        return [tier for _, tier in found]
 
     def deposit(self, blocks: Blocks) -> list[bool]:
         """Copy host pages into KVCR's DRAM; whether each page is held there afterwards."""
@@ -132,27 +136,44 @@ class Runner:
             results = self._run(lambda: self._kvcr.deliver(blocks, name), source)
         return _successes(blocks, results)
 
-    def fetch(
+    @contextmanager
+    def claimed(
         self, keys: Sequence[BlockKey], layout: Sequence[str], hint: Hint | None
-    ) -> dict[BlockKey, ReleaseHandle]:
-        """Claim pages of one layout in own DRAM, brought there from the hint's source if need be.
+    ) -> Iterator[Mapping[BlockKey, Sequence[int]]]:
+        """Keep pages of one layout in own DRAM, brought there from the hint's source if need be.
 
-        Exposes no host page. Returns a claim for each page that is there now; a claimed page stays
-        until its claim is released.
+        Exposes no host page. Gives the addresses of each page that is there now, component by
+        component; its bytes stay there until the context ends, and `close` waits for that.
         """
-        with self._hinted(keys, hint) as name:
-            results = self._run(lambda: self._kvcr.fetch(keys, name, list(layout)))
-        return {
-            key: result.release_handle
-            for key, result in results.items()
-            if result.success and result.release_handle is not None
-        }
-
-    def release(self, claims: Collection[ReleaseHandle]) -> None:
-        """Give claims back."""
+        ended: Future[None] = Future()
+        claims: list[ReleaseHandle] = []
         with self._lock:
-            if claims and not self._stopped:
-                self._kvcr.release(claims)
+            self._claimants.add(ended)
+        try:
+            with self._hinted(keys, hint) as name:
+                results = self._run(lambda: self._kvcr.fetch(keys, name, list(layout)))
+            claims += [each.release_handle for each in results.values() if each.release_handle]
+            yield {
+                key: [self._address(block) for block in result.descriptors]
+                for key, result in results.items()
+                if result.success and result.descriptors
+            }
+        finally:
+            try:
+                with self._lock:
+                    self._claimants.discard(ended)
+                    if claims and not self._stopped:
+                        self._kvcr.release(claims)
+            finally:
+                ended.set_result(None)
+
+    def _address(self, block: MemoryRef) -> int:
+        """Where a block lies that KVCR names by its place in a part of the tier."""
+        start, part_bytes, block_bytes = self._parts[block.label.partition(":")[0]]
+        offset: int = block.element_index * block_bytes
+        if not 0 <= offset <= part_bytes - block_bytes:
+            raise RuntimeError(f"KVCR names a block outside of the DRAM tier: {block}")
+        return start + offset
 
     def align(self, keys: Sequence[BlockKey]) -> None:
         """Let own pages count as used now and together: of them, the last is dropped first."""
@@ -163,8 +184,7 @@ class Runner:
     def capacity(self, layout: Sequence[str]) -> int:
         """How many pages of a layout the whole DRAM tier holds at most."""
         parts = Counter(label.partition(":")[0] for label in layout)
-        sizes = self.pools.block_pools
-        slots = {name: size // sizes[name] for name, _, size in self._dram.pools}
+        slots = {name: size // block_bytes for name, (_, size, block_bytes) in self._parts.items()}
         return min(slots[name] // count for name, count in parts.items())
 
     def held(self, namespace: bytes) -> int:
@@ -177,8 +197,11 @@ class Runner:
             if self._closing:
                 return
             self._closing = True
-            pending = list(self._pending.values())
-        for future in pending:
+            awaited: list[Future[Results] | Future[None]] = [
+                *self._pending.values(),
+                *self._claimants,
+            ]
+        for future in awaited:
             future.exception()
         self._poller.join()
         with self._lock:
@@ -235,6 +258,8 @@ class Runner:
             self._pending[handle] = future
         started = check_at = time.monotonic()
         source_died = False
+        # What KVCR can answer without moving a byte is there at once.
+        self._drain()
         while not future.done():
             waited = time.monotonic() - started
             pause = max(_SHORTEST_POLL_SECONDS, waited / _POLLS_PER_WAIT)

@@ -13,7 +13,7 @@ from .batch import Batch, PoolPages
 from .endpoints import Endpoint
 from .extension import Extension
 from .hints import Hint
-from .keys import page_key
+from .keys import page_keys
 from .metrics import MissReason, Recorder, Source
 from .peers import PeerProbe
 from .runner import Runner
@@ -62,10 +62,11 @@ class Session:
         Raises ValueError for a pool that is not registered.
         """
         physical = [name for name in pools if not self.runner.pools.named(name).is_logical]
-        keys = [page_key(page, self.namespaces[name]) for name in physical for page in hashes]
+        keys = [key for name in physical for key in page_keys(hashes, self.namespaces[name])]
         with self.ways.stage("locate"):
-            found = iter(self.ways.locate(self.runner, keys, peer.hint))
-        return {name: [next(found) is not None for _ in hashes] for name in physical}
+            found = [tier is not None for tier in self.ways.locate(self.runner, keys, peer.hint)]
+        pages = len(hashes)
+        return {name: found[at * pages : (at + 1) * pages] for at, name in enumerate(physical)}
 
     def restore(
         self, wanted: Sequence[PoolPages], peer: Peer, prefix: Sequence[str] = ()

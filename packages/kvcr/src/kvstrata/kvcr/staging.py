@@ -7,10 +7,11 @@ and never the worker.
 
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 
-from kvcr.types import BlockKey, CacheTier, ReleaseHandle
+from kvcr.types import BlockKey, CacheTier, MemoryRef
 
-from .batch import Batch
+from .batch import Batch, by_layout
 from .extension import Extension
 from .hints import Hint
 from .runner import Blocks, Runner
@@ -24,25 +25,21 @@ def restore_staged(runner: Runner, blocks: Blocks, hint: Hint | None) -> list[bo
     Own pages are claimed along with the others, so that these do not push them out. A page that
     finds no room in the tier is a miss.
     """
-    keys_by_layout: dict[tuple[str, ...], list[BlockKey]] = {}
-    for key, references in blocks.items():
-        layout = tuple(reference.label for reference in references)
-        keys_by_layout.setdefault(layout, []).append(key)
-    claims: dict[BlockKey, ReleaseHandle] = {}
-    try:
-        for layout, keys in keys_by_layout.items():
-            if len(keys) > runner.capacity(layout):
+    filled: dict[BlockKey, bool] = {}
+    with ExitStack() as claims:
+        staged: dict[BlockKey, list[MemoryRef]] = {}
+        for layout, part in by_layout(blocks).items():
+            if len(part) > runner.capacity(layout):
                 logger.warning(
                     "kvcr staged restore of %d pages, but the DRAM tier has room for %d: the rest "
                     "are misses. Raise dram_bytes.",
-                    len(keys),
+                    len(part),
                     runner.capacity(layout),
                 )
-            claims.update(runner.fetch(keys, layout, hint))
-        staged = {key: references for key, references in blocks.items() if key in claims}
-        filled = dict(zip(staged, runner.deliver(staged, None), strict=True)) if staged else {}
-    finally:
-        runner.release(claims.values())
+            claimed = claims.enter_context(runner.claimed(list(part), layout, hint))
+            staged.update((key, part[key]) for key in claimed)
+        if staged:
+            filled = dict(zip(staged, runner.deliver(staged, None), strict=True))
     return [filled.get(key, False) for key in blocks]
 
 
