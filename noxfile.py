@@ -49,7 +49,6 @@ DEMO_SLICE = "kvcr"
 TUNED_SLICE = "kvcr-tuning"
 TUNING = "--tuning"
 ELASTIC_SLICE = "exact-id"
-BENCH_SLICE = "kvcr-tuning"
 BENCH = {"PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("bench", "e2e"))}
 FAULT_LOOP = {
     "PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("faults", "e2e"))
@@ -284,11 +283,11 @@ def faults(session: nox.Session) -> None:
         session.error("the fault loop failed")
 
 
-@nox.session(name="tests-bench", requires=["base", *builds_of(BENCH_SLICE)])
+@nox.session(name="tests-bench", requires=["base", *builds_of(TUNED_SLICE)])
 @reported
 def tests_bench(session: nox.Session) -> None:
     """Test that the benchmarks compute what they print."""
-    over, _ = demo_layer(session, BENCH_SLICE)
+    over, _ = demo_layer(session, TUNED_SLICE)
     over = dataclasses.replace(over, variables=BENCH)
     conclude(session, [stackkit.run_repository_tests(WORKSPACE, "bench", over)])
 
@@ -303,11 +302,11 @@ def bench_kvcr_overhead(session: nox.Session) -> None:
         session.error("the benchmark failed, or a limit is exceeded")
 
 
-@nox.session(name="bench-kvcr", requires=["base", *builds_of(BENCH_SLICE)])
+@nox.session(name="bench-kvcr", requires=["base", *builds_of(TUNED_SLICE)])
 @reported
 def bench_kvcr(session: nox.Session) -> None:
     """Measure KVCR beside raw KVCR, NIXL, UCX and other storage backends; see build/bench/."""
-    over, others = demo_layer(session, BENCH_SLICE)
+    over, others = demo_layer(session, TUNED_SLICE)
     peers = make(session, "peers", PEERS)
     over = dataclasses.replace(over, bases=(*over.bases, peers), variables=BENCH)
     over.lay()
@@ -318,11 +317,11 @@ def bench_kvcr(session: nox.Session) -> None:
         session.error("the benchmark failed, or a goal is missed")
 
 
-@nox.session(name="bench-serving", requires=["base", *builds_of(BENCH_SLICE)])
+@nox.session(name="bench-serving", requires=["base", *builds_of(TUNED_SLICE)])
 @reported
 def bench_serving(session: nox.Session) -> None:
     """Measure two servers with a shared prefix, by storage and by option; see build/bench/."""
-    over, others = demo_layer(session, BENCH_SLICE)
+    over, others = demo_layer(session, TUNED_SLICE)
     over = dataclasses.replace(over, variables=BENCH)
     options = ["--output", str(ROOT / "build" / "bench"), *others]
     if over.run("-m", "serving", *options, cwd=ROOT) != 0:
