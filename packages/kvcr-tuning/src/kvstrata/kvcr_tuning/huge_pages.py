@@ -32,6 +32,9 @@ class HugePages(Around):
             )
 
     def allocate(self, size_bytes: int) -> mmap.mmap:
-        memory = self.inner.allocate(size_bytes)
+        # Shared memory, which is what mmap gives by default, has a switch of its own in the kernel,
+        # off as a rule. Private memory must not be copied on write while a device writes to it.
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_DONTFORK)
         memory.madvise(mmap.MADV_HUGEPAGE)
         return memory
