@@ -2,6 +2,7 @@
 """Command line of the benchmark."""
 
 import argparse
+import itertools
 import shutil
 import sys
 import tempfile
@@ -60,26 +61,24 @@ def main() -> int:
 
 
 def _measure(pair: Pair, wanted: tuple[Case, ...], until: float) -> list[Outcome]:
-    """Every case once, and again in the other order as long as there is time."""
+    """Every case once, and again in the other order, as long as there is time."""
     bursts: dict[str, list[Burst]] = {case.name: [] for case in wanted}
     failures: dict[str, str] = {}
-    rounds, longest = 0, 0.0
-    while rounds == 0 or time.monotonic() + longest < until:
-        round_began = time.monotonic()
-        for case in wanted if rounds % 2 == 0 else reversed(wanted):
-            if case.name in failures:
-                continue
+    there_and_back = itertools.cycle([*wanted, *reversed(wanted)])
+    for number, case in enumerate(there_and_back):
+        if time.monotonic() > until or len(failures) == len(wanted):
+            break
+        if case.name not in failures:
             try:
                 with pair.storing(case):
-                    # The first is left out: threads, allocators and connections are new to it.
-                    pair.measure(case, f"{case.name}/{rounds}/first")
-                    bursts[case.name].append(pair.measure(case, f"{case.name}/{rounds}"))
+                    # Threads, allocators and connections are new to the first request.
+                    pair.measure(case, _WORKLOAD.warm_up(), f"{case.name}/{number}/first")
+                    burst = pair.measure(case, _WORKLOAD, f"{case.name}/{number}")
+                bursts[case.name].append(burst)
+                progress(f"{case.name}: {burst.tokens_per_second:.0f} tokens/s")
             except (ServerError, ServingError) as error:
                 failures[case.name] = str(error).splitlines()[0]
-            seen = failures.get(case.name) or f"{bursts[case.name][-1].tokens_per_second:.0f}"
-            progress(f"{case.name}: {seen} tokens/s")
-        rounds += 1
-        longest = max(longest, time.monotonic() - round_began)
+                progress(f"{case.name}: {failures[case.name]}")
     return [Outcome(case, tuple(bursts[case.name]), failures.get(case.name, "")) for case in wanted]
 
 

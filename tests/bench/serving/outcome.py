@@ -44,7 +44,7 @@ class Outcome:
     def row(self) -> tuple[str, ...]:
         """The cells under HEADS."""
         if not self.bursts:
-            return (self.case.name, "", "", "", self.failure)
+            return (self.case.name, "", "", "", self.failure or "no time was left")
         return (
             self.case.name,
             f"{self.p50_seconds * 1000:.0f}",

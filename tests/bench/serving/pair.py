@@ -35,14 +35,13 @@ class Pair:
         self,
         model: Path,
         folder: Path,
-        workload: Workload,
+        longest: Workload,
         start_timeout_s: float,
         progress: Progress,
     ) -> None:
-        self.workload = workload
         self._folder = folder
         self._ports = {name: free_ports(2) for name in "AB"}
-        tokens = workload.prefix_tokens + workload.end_tokens + NEW_TOKENS + PAGE_TOKENS
+        tokens = longest.prefix_tokens + longest.end_tokens + NEW_TOKENS + PAGE_TOKENS
         self._servers = {
             name: Server(
                 ServerSpec(
@@ -51,7 +50,7 @@ class Pair:
                     log=folder / f"server-{name.lower()}.log",
                     page_size_tokens=PAGE_TOKENS,
                     context_tokens=tokens,
-                    max_total_tokens=(workload.groups + CONCURRENT) * tokens,
+                    max_total_tokens=(longest.groups + CONCURRENT) * tokens,
                     admin_key=_KEY,
                     extra_env={"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(folder / name)},
                 ),
@@ -86,14 +85,14 @@ class Pair:
                 self._servers[name].flush(timeout_s=60.0)
                 self._servers[name].detach()
 
-    def measure(self, case: Case, name: str) -> Burst:
-        """Send the workload to B with its prefixes where the case has them.
+    def measure(self, case: Case, workload: Workload, name: str) -> Burst:
+        """Send a workload to B with its prefixes where the case has them.
 
         Raises ServingError unless each prefix came from storage exactly once, or not at all where
         there is none; and ServerError.
         """
         a, b = self._servers["A"], self._servers["B"]
-        prefixes = self.workload.prefixes(name)
+        prefixes = workload.prefixes(name)
         holder = {"nothing": None, "own": b, "peer": a}[case.source]
         if holder is not None:
             self._compute(holder, prefixes)
@@ -111,8 +110,8 @@ class Pair:
                 custom_params=None if native or hint is None else {"kv_hints": json.dumps(hint)},
             )
 
-        burst = send(ask, self.workload.prompts(prefixes))
-        wanted = 0 if holder is None else self.workload.groups * self.workload.prefix_tokens
+        burst = send(ask, workload.prompts(prefixes))
+        wanted = 0 if holder is None else workload.groups * workload.prefix_tokens
         if burst.restored_tokens != wanted:
             raise ServingError(
                 f"{case.name}: {burst.restored_tokens} tokens came from storage, not {wanted}"

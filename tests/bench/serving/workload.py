@@ -4,6 +4,7 @@
 SGLang's own bench client is not used: it cannot give each request the hint that names its source.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,10 @@ class Workload:
     requests_per_group: int
     prefix_tokens: int
     end_tokens: int
+
+    def warm_up(self) -> "Workload":
+        """One request of the same length."""
+        return dataclasses.replace(self, groups=1, requests_per_group=1)
 
     def prefixes(self, name: str) -> tuple[Tokens, ...]:
         """One prefix for each group; other names have others."""

@@ -37,8 +37,11 @@ def size(count: int) -> str:
 
 
 def full() -> tuple[Point, ...]:
-    """4 KiB to 4 MiB, 1 to 1,024 pages, as far as MOST_BYTES allows; by size, most pages first."""
-    sizes = (4 * _KIB, 32 * _KIB, HEADLINE.page_bytes, 4 * _MIB)
+    """4 KiB to 4 MiB, 1 to 1,024 pages, as far as MOST_BYTES allows.
+
+    By size, the headline's first, and the most pages of a size first.
+    """
+    sizes = (HEADLINE.page_bytes, MANY.page_bytes, 32 * _KIB, 4 * _MIB)
     counts = (1024, 256, 64, 8, 1)
     points = (Point(page_bytes, pages) for page_bytes in sizes for pages in counts)
     return tuple(point for point in points if point.total_bytes <= MOST_BYTES)
@@ -46,7 +49,7 @@ def full() -> tuple[Point, ...]:
 
 def quick() -> tuple[Point, ...]:
     """The points that the limits are about."""
-    return (MANY, HEADLINE)
+    return (HEADLINE, MANY)
 
 
 def by_size(points: tuple[Point, ...]) -> dict[int, tuple[Point, ...]]:

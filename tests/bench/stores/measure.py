@@ -14,10 +14,13 @@ from .grid import HEADLINE, Point, by_size
 from .samples import Operation, Results, Series, State
 from .worker import Worker, WorkerError
 
-_FEWEST_ROUNDS = 4
+_FEWEST_ROUNDS = 3
 _MOST_ROUNDS = 101
 _SHARES = 2.0
 """After so many fair shares of a point's time, a contender has had enough of it."""
+
+_HEADLINE_SHARES = 3.0
+"""How much more time than another point the headline gets."""
 
 _Key = tuple[str, Point, Operation, State]
 
@@ -182,6 +185,7 @@ class Run:
     def _measure(self, point: Point, *, first: bool) -> None:
         began, rounds = time.monotonic(), 0
         share = max(0.0, self._deadline - began) / (len(self.plan.points) - self._done)
+        share *= _HEADLINE_SHARES if point == HEADLINE else 1.0
         taking_part = list(self._entrants)
         spent: dict[Entrant, float] = defaultdict(float)
         while taking_part and rounds < _MOST_ROUNDS:
