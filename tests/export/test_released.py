@@ -2,7 +2,6 @@
 """kvcr on the released SGLang: what its pull request is made of."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,11 +37,11 @@ def slices() -> list[Slice]:
 
 
 @pytest.fixture(scope="module")
-def branch(tmp_path_factory: pytest.TempPathFactory, slices: list[Slice]) -> Iterator[Branch]:
+def branch(tmp_path_factory: pytest.TempPathFactory, slices: list[Slice]) -> Branch:
     upstream, _ = stack_of(WORKSPACE.stacks, ROOT, "kvcr")
     version, place = release()
     work = tmp_path_factory.mktemp("kvcr")
-    yield build(of_installed(place, upstream, version, Repository.make(work)), slices)
+    return build(of_installed(place, upstream, version, Repository.make(work)), slices)
 
 
 def test_kvcr_is_one_commit_of_new_files_of_its_own_and_small_edits(branch: Branch) -> None:

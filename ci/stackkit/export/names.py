@@ -39,7 +39,8 @@ class Names:
 
     def text(self, text: str) -> str:
         for ours, theirs in (*self._dotted(), *self.words.items()):
-            text = re.sub(rf"(?<![\w.]){re.escape(ours)}(?!\w)", lambda _, new=theirs: new, text)
+            literal = theirs.replace("\\", r"\\")
+            text = re.sub(rf"(?<![\w.]){re.escape(ours)}(?!\w)", literal, text)
         return text
 
     def _dotted(self) -> list[tuple[str, str]]:
