@@ -187,10 +187,7 @@ EDITS: tuple[Edit, ...] = (
         )
         for patch in PATCHES
     ),
-    *(
-        AddImport(AUTOPATCH, "", f"{PACKAGE}.patches", name)
-        for name in (*PATCHES, "SGLANG_RANGE")
-    ),
+    *(AddImport(AUTOPATCH, "", f"{PACKAGE}.patches", name) for name in (*PATCHES, "SGLANG_RANGE")),
 )
 
 LAYER = Layer(
@@ -232,7 +229,9 @@ tests/test_sglang_exact_id_patches.py, tests/test_sglang_exact_id_readiness.py.
         File("src/kvstrata/exact_id/__init__.py", f"{HOME}/__init__.py", (FRONT, headed)),
         File("src/kvstrata/exact_id/gating.py", f"{HOME}/gating.py", (GATING, headed)),
         File(
-            "src/kvstrata/exact_id/construction.py", f"{HOME}/construction.py", (CONSTRUCTION, headed)
+            "src/kvstrata/exact_id/construction.py",
+            f"{HOME}/construction.py",
+            (CONSTRUCTION, headed),
         ),
         File("src/kvstrata/exact_id/ownership.py", f"{HOME}/ownership.py", (OWNERSHIP, headed)),
         File("upstream/patches.py", f"{HOME}/patches.py", (headed,)),
@@ -250,7 +249,9 @@ tests/test_sglang_exact_id_patches.py, tests/test_sglang_exact_id_readiness.py.
     unwanted=("kvstrata", "plugin", "seam", "slice manage"),
     helpers=(
         *folder(
-            "/ci/host/src/kvstrata_host/leases", CHECKS, "__init__.py any_order.py fixtures.py model.py"
+            "/ci/host/src/kvstrata_host/leases",
+            CHECKS,
+            "__init__.py any_order.py fixtures.py model.py",
         ),
         File("upstream/checks/plugin.py", f"{CHECKS}/plugin.py"),
         File("upstream/checks/test_autopatch.py", "tests/test_autopatch.py"),

@@ -146,9 +146,7 @@ def _build_hicache(original: Callable[..., Any], *, kvcache: Any, **kwargs: Any)
     return original(kvcache=kvcache, **kwargs)
 
 
-def _build_linker(
-    original: Callable[..., Any], kvcache: Any, *args: Any, **kwargs: Any
-) -> Any:
+def _build_linker(original: Callable[..., Any], kvcache: Any, *args: Any, **kwargs: Any) -> Any:
     from kvstrata.exact_id.ownership import POOLS
     from kvstrata.exact_id.whole_buffers import refuse
 
