@@ -8,6 +8,7 @@ from typing import Any
 
 from kvcached.integration.patch_base import BasePatch
 from kvcached.integration.version_utils import VersionAwarePatch, version_range
+
 from kvstrata.exact_id.gating import SGLANG_VERSION
 
 SGLANG_RANGE = f"=={SGLANG_VERSION}"
@@ -146,9 +147,7 @@ def _build_hicache(original: Callable[..., Any], *, kvcache: Any, **kwargs: Any)
     return original(kvcache=kvcache, **kwargs)
 
 
-def _build_linker(
-    original: Callable[..., Any], kvcache: Any, *args: Any, **kwargs: Any
-) -> Any:
+def _build_linker(original: Callable[..., Any], kvcache: Any, *args: Any, **kwargs: Any) -> Any:
     from kvstrata.exact_id.ownership import POOLS
     from kvstrata.exact_id.whole_buffers import refuse
 
