@@ -36,6 +36,8 @@ class Applied(msgspec.Struct, frozen=True):
         tests: the slice's exported tests, files in the tree.
         checks: folder of the slice's other tests, under the upstream's names; empty if none.
         upstream_tests: the upstream's own tests that are in the tree.
+        base_tree: git's id of the tree that the slices were applied to.
+        patched_tree: git's id of the tree with all of them.
     """
 
     tree: str
@@ -43,6 +45,8 @@ class Applied(msgspec.Struct, frozen=True):
     tests: tuple[str, ...]
     checks: str
     upstream_tests: tuple[str, ...]
+    base_tree: str
+    patched_tree: str
 
     @classmethod
     def read(cls, workspace: Workspace, slice_id: str) -> Applied:
@@ -89,6 +93,8 @@ def validate_applied(workspace: Workspace, slice_id: str, layer: Layer) -> Sessi
         packages=digests,
         gates=results,
         circumstances=circumstances.end(checkout),
+        base_tree=applied.base_tree,
+        patched_tree=applied.patched_tree,
     )
 
 

@@ -31,7 +31,10 @@ class EvidenceError(StackkitError):
 
 
 class TestedWheel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A wheel that was installed; `tree` is that of its package's folder."""
+    """The wheel of a package that was tested; `tree` is that of the package's folder.
+
+    A session that applies a slice tests what was exported from that tree.
+    """
 
     file: str
     sha256: Sha256
@@ -39,11 +42,10 @@ class TestedWheel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The host project that was tested: as released, or at a commit, with a patched tree if any."""
+    """The host project that was tested: as installed, or the tree that a slice was applied to."""
 
     project: str
     release: str
-    commit: ObjectId | None = None
     tree: ObjectId | None = None
     patched_tree: ObjectId | None = None
 
@@ -137,11 +139,15 @@ def read(workspace: Workspace, slice_id: str) -> Evidence | None:
     return evidence
 
 
-def _runs(entry: Slice) -> Iterator[Run]:
-    """What a slice's gates declare: each session on each release that the slice supports."""
-    for session in dict.fromkeys(gate.session for gate in entry.gates):
-        for release in entry.releases or ("",):
-            yield Run(session, release)
+def runs_of(entry: Slice, gate: Gate) -> Iterator[Run]:
+    """A validation runs on each release that the slice supports; other sessions run once."""
+    releases = entry.releases if gate.session == entry.validation else ()
+    for release in releases or ("",):
+        yield Run(gate.session, release)
+
+
+def _runs(entry: Slice) -> list[Run]:
+    return list(dict.fromkeys(run for gate in entry.gates for run in runs_of(entry, gate)))
 
 
 def _rows(workspace: Workspace, entry: Slice, run: Run) -> Iterator[Row]:
@@ -178,7 +184,7 @@ def _rows(workspace: Workspace, entry: Slice, run: Run) -> Iterator[Row]:
             python=circumstances.python,
             distributions=circumstances.distributions,
             wheels=wheels,
-            base=_base(workspace, entry, circumstances.distributions),
+            base=_base(workspace, entry, result),
             log_sha256=gate.log_sha256 or None,
         )
 
@@ -199,11 +205,17 @@ def _wheels(workspace: Workspace, entry: Slice) -> dict[str, TestedWheel]:
     return wheels
 
 
-def _base(workspace: Workspace, entry: Slice, distributions: dict[str, str]) -> Base | None:
+def _base(workspace: Workspace, entry: Slice, result: SessionResult) -> Base | None:
     upstream = workspace.stacks.upstream(entry.id)
-    if upstream is None or upstream.id not in distributions:
+    versions = {} if result.circumstances is None else result.circumstances.distributions
+    if upstream is None or upstream.id not in versions:
         return None
-    return Base(project=upstream.id, release=distributions[upstream.id])
+    return Base(
+        project=upstream.id,
+        release=versions[upstream.id],
+        tree=result.base_tree or None,
+        patched_tree=result.patched_tree or None,
+    )
 
 
 def _check(evidence: Evidence, entry: Slice) -> None:

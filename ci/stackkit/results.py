@@ -64,7 +64,8 @@ class Run(NamedTuple):
 class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a run; `packages` holds the digest of each package whose code was tested.
 
-    `circumstances` are those of a run of a slice's gates.
+    `circumstances` are those of a run of a slice's gates. `base_tree` and `patched_tree` are git's
+    ids of what a slice was applied to, and of what came of it.
     """
 
     session: str
@@ -72,6 +73,8 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     packages: dict[str, str]
     gates: tuple[GateResult, ...]
     circumstances: Circumstances | None = None
+    base_tree: str = ""
+    patched_tree: str = ""
 
     @property
     def run(self) -> Run:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from .checkout import Checkout
-from .evidence import Evidence, Row, read
+from .evidence import Evidence, Row, read, runs_of
 from .stack import HOST, Gate
 from .workspace import Workspace
 
@@ -68,7 +68,7 @@ def standings(workspace: Workspace, slice_id: str) -> Iterator[Standing]:
     changed = any(checkout.changes(each.package) for each in closure)
     evidence = read(workspace, slice_id)
     for gate in entry.gates:
-        for release in entry.releases or ("",):
+        for _, release in runs_of(entry, gate):
             row = _find(evidence, gate.id, release)
             fault = "no commit holds the present files" if changed else _unfit(row, trees, tree)
             if row is None or fault:

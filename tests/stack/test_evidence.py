@@ -219,4 +219,4 @@ def test_every_committed_evidence_of_this_repository_can_be_read() -> None:
 
     for slice_id, entry in workspace.stacks.slices.items():
         found = [each.gate.id for each in standings(workspace, slice_id)]
-        assert found == [gate.id for gate in entry.gates for _ in entry.releases or ("",)]
+        assert list(dict.fromkeys(found)) == [gate.id for gate in entry.gates]

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..applied import Applied
 from .base import Base
 from .branch import Slice
+from .git import Repository
 from .layer import apply_all
 
 
@@ -32,6 +33,8 @@ def ready(tree: Path, base: Base, top: Slice, output: Path) -> Applied:
         tests=tuple(tests),
         checks=str(checks) if checks.is_dir() else "",
         upstream_tests=tuple(each for each in layer.upstream_tests if (tree / each).exists()),
+        base_tree=base.repository.tree(base.commit),
+        patched_tree=Repository(tree).tree("HEAD"),
     )
 
 

@@ -65,7 +65,8 @@ def kvcached_version() -> str | None:
 
 
 def is_supported(environment: Mapping[str, str]) -> bool:
-    \"\"\"Whether hooks may be applied: ENABLE_KVCACHED is on, and kvcached is the supported release.
+    \"\"\"Whether hooks may be applied: ENABLE_KVCACHED is on, and kvcached is the \
+supported release.
 
     Another release is warned of.
     \"\"\"
@@ -105,7 +106,9 @@ CONSTRUCTION = instead(
         ),
         "if not is_enabled(os.environ):": "if not enable_kvcached():",
         "        kvcached_version=kvcached_version(),\n": "",
-        "contiguous_layout=contiguous_layout(),": "contiguous_layout=bool(utils.CONTIGUOUS_LAYOUT),",
+        "contiguous_layout=contiguous_layout(),": (
+            "contiguous_layout=bool(utils.CONTIGUOUS_LAYOUT),"
+        ),
         """def contiguous_layout() -> bool | None:
     \"\"\"The layout of kvcached in this process; None without kvcached.\"\"\"
     try:
@@ -124,7 +127,9 @@ OWNERSHIP = instead(
         "from importlib.metadata import entry_points\n": "",
         "A pool that an installed slice can manage; its": "A pool that can be managed; its",
         "Let a slice manage a pool from": "Have a pool managed from",
-        "The pools that installed slices can manage; a copy.": "The pools that are claimed; a copy.",
+        "The pools that installed slices can manage; a copy.": (
+            "The pools that are claimed; a copy."
+        ),
         "no installed slice manages it": "nothing manages it",
         """CLAIMS = "kvcached.integration.sglang.exact_id.claims"
 \"\"\"The group of entry points under which a slice lists its Claims for `installed_claims`.\"\"\"
@@ -143,6 +148,9 @@ _claims = {SWA: _OWN}
 """,
     }
 )
+
+# validate-exact-id has the long run.
+FEWER_STEPS = instead({'"10000"': '"500"'})
 
 GATING_TESTS = instead(
     {
@@ -251,14 +259,15 @@ tests/test_sglang_exact_id_patches.py, tests/test_sglang_exact_id_readiness.py.
         *folder(
             "/ci/host/src/kvstrata_host/leases",
             CHECKS,
-            "__init__.py any_order.py fixtures.py model.py",
+            "__init__.py any_order.py fixtures.py gpu.py model.py prefix_cache.py",
         ),
         File("upstream/checks/plugin.py", f"{CHECKS}/plugin.py"),
         File("upstream/checks/test_autopatch.py", "tests/test_autopatch.py"),
+        File("tests/test_any_order.py", "tests/test_any_order.py", (FEWER_STEPS,)),
         *folder(
             "tests",
             "tests",
-            "conftest.py test_any_order.py test_construction.py test_geometry.py test_gpu.py "
+            "conftest.py test_construction.py test_geometry.py test_gpu.py "
             "test_ledger.py test_limits.py test_runner.py test_swa.py test_transaction.py",
         ),
     ),

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvcached.integration.patch_base import BasePatch
 from kvcached.integration.version_utils import VersionAwarePatch, version_range
+
 from kvstrata.exact_id.gating import SGLANG_VERSION
 
 SGLANG_RANGE = f"=={SGLANG_VERSION}"
@@ -41,7 +42,9 @@ def _around(original: Callable[..., Any], wrapper: Callable[..., Any]) -> Callab
     return patched
 
 
-class _ExactIdPatch(VersionAwarePatch, BasePatch):
+class ExactIdPatch(VersionAwarePatch, BasePatch):
+    """Wraps functions of a class, or of a module where there is no `target_class`."""
+
     library = "sglang"
 
     def apply(self, target_module: types.ModuleType) -> bool:
@@ -59,7 +62,7 @@ class _ExactIdPatch(VersionAwarePatch, BasePatch):
         raise NotImplementedError
 
 
-class DeepSeekV4AllocatorPatch(_ExactIdPatch):
+class DeepSeekV4AllocatorPatch(ExactIdPatch):
     """Lease full and sliding-window ids together, or take none."""
 
     target_module = "sglang.srt.mem_cache.allocator.swa"
@@ -77,7 +80,7 @@ class DeepSeekV4AllocatorPatch(_ExactIdPatch):
         }
 
 
-class DeepSeekV4HiCachePatch(_ExactIdPatch):
+class DeepSeekV4HiCachePatch(ExactIdPatch):
     """HiCache may not copy addresses without memory."""
 
     target_module = "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler"
@@ -87,7 +90,7 @@ class DeepSeekV4HiCachePatch(_ExactIdPatch):
         return {"build_deepseek_v4_hicache_stack": _build_hicache}
 
 
-class DeepSeekV4LinkerPatch(_ExactIdPatch):
+class DeepSeekV4LinkerPatch(ExactIdPatch):
     """A cache linker may not copy addresses without memory."""
 
     target_module = "sglang.srt.mem_cache.hybrid_cache.linker_pool_assembler"
@@ -97,7 +100,7 @@ class DeepSeekV4LinkerPatch(_ExactIdPatch):
         return {"_build_deepseek_v4_device_pool_group": _build_linker}
 
 
-class DeepSeekV4PoolPatch(_ExactIdPatch):
+class DeepSeekV4PoolPatch(ExactIdPatch):
     """Decide who owns the memory of each pool, and make the managed ones.
 
     It comes last: where one of the others was refused, every pool stays SGLang's own.

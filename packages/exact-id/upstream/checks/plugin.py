@@ -5,6 +5,7 @@
 def load() -> None:
     # Not before kvcached's environment is set.
     from kvcached.integration.patch_base import PatchManager
+
     from kvstrata.exact_id import patches
 
     manager = PatchManager("sglang")
