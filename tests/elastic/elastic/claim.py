@@ -8,7 +8,7 @@ from demo.claim import Claim
 from .outcome import Outcome, Sample
 from .savings import Level, Savings
 
-_FOLLOWS_SHARE = 0.75
+_FOLLOWS_SHARE = 0.5
 """Between two waves at most this share of the lower one's crest may be mapped."""
 _SMALL_SHARE = 0.25
 """Of what all pools take natively, at most this much may be taken at the first, small load."""
@@ -247,16 +247,16 @@ def _loads_mapped_exactly(savings: Savings) -> Claim:
 
 def _less_than_natively(savings: Savings) -> Claim:
     native, levels = savings.native_bytes, savings.levels
-    shares = [savings.taken_bytes(level) / native for level in levels]
+    shares = [savings.taken_bytes(level) / native for level in levels if native]
     resident = all(0 < level.committed_bytes <= level.managed_bytes for level in levels)
     return Claim(
         "less_than_natively",
         "At every load the pools take less than natively, at a small one a fraction of it, and no "
         "more is resident than mapped.",
-        bool(levels) and resident and max(shares) < 1 and shares[0] <= _SMALL_SHARE,
+        bool(shares) and resident and max(shares) < 1 and shares[0] <= _SMALL_SHARE,
         "; ".join(
             f"{_named(level)}: {share:.0%} of {mib(native)}"
-            for level, share in zip(levels, shares, strict=True)
+            for level, share in zip(levels, shares, strict=bool(native))
         ),
     )
 

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 
-_TIMEOUT_S = 60
+_TIMEOUT_S = 240
 
 
 class KvctlError(RuntimeError):
@@ -27,7 +27,12 @@ def used_bytes(segment: str) -> int:
 
 def _kvctl(*arguments: str) -> str:
     command = [sys.executable, "-m", "kvcached.cli.kvctl", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KvctlError(f"kvctl {' '.join(arguments)}: no end after {_TIMEOUT_S} s") from error
     if done.returncode:
         raise KvctlError(f"kvctl {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout
