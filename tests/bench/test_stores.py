@@ -118,7 +118,7 @@ def test_everything_that_was_measured_is_written_and_whoever_is_missing_is_named
     assert document["not_run"] == {"mooncake local": "not installed"}
     assert {each["verdict"] for each in document["limits"]["kvcr"]} == {"not measured"}
     page = report.markdown(found, ["kvcr"])
-    assert "| kvcr local |  |  |  |  | 2.1 | 16 | 16 |  |" in page
+    assert "| kvcr local |  |  |  |  | 2.1 | 16 | 16 |  | 3 |" in page
     assert "- mooncake local: not installed" in page
 
 

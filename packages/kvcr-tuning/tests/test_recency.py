@@ -9,24 +9,26 @@ import pytest
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolTransfer
 
 from kvstrata.kvcr.session import Peer
-from kvstrata.kvcr_tuning.recency import AlignedRecency
 from kvstrata_host.kvcr.replica import PAGES, PlainReplica, page_hash, pools_of, settings
+
+from .ways import switches
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 TIER_PAGES = 6
+CHECKSUM_BYTES = 4
+ALIGNED = {"align_recency": True}
+ALL = switches("shared_mla")
 
 
 class Replica(PlainReplica):
     """A store with room for TIER_PAGES pages of each pool."""
 
-    def __init__(self, *, kind: str = "mha", align_recency: bool = True) -> None:
+    def __init__(self, tuning: Mapping[str, object], *, kind: str = "mha") -> None:
         pools = pools_of(kind, "page_first")
         page_bytes = sum(pool.get_dummy_flat_data_page().nbytes for pool in pools.values())
-        super().__init__(
-            pools,
-            settings(dram_bytes=TIER_PAGES * page_bytes, tuning={"align_recency": align_recency}),
-        )
+        page_bytes += CHECKSUM_BYTES * len(pools) if "verify_bytes" in tuning else 0
+        super().__init__(pools, settings(dram_bytes=TIER_PAGES * page_bytes, tuning=tuning))
         assert set(self.runner.tier_pages.values()) == {TIER_PAGES}
 
     def call(self, name: str, pages: Sequence[int], prefix: Sequence[int]) -> list[bool]:
@@ -53,15 +55,15 @@ class Replica(PlainReplica):
         return [page for page, is_held in zip(pages, found, strict=True) if is_held]
 
 
-@pytest.fixture(params=[True, False], ids=["aligned", "not-aligned"])
+@pytest.fixture(params=[ALIGNED, ALL, {}], ids=["aligned", "with-all-options", "not-aligned"])
 def replica(request: pytest.FixtureRequest) -> Iterator[Replica]:
-    made = Replica(align_recency=request.param)
+    made = Replica(request.param)
     yield made
     made.close()
 
 
 def is_aligned(replica: Replica) -> bool:
-    return isinstance(replica.store.ways, AlignedRecency)
+    return "align_recency" in replica.settings["tuning"]
 
 
 def test_the_tail_of_a_prefix_is_dropped_before_its_head(replica: Replica) -> None:
@@ -96,7 +98,7 @@ def test_no_claim_outlives_a_call(replica: Replica) -> None:
 
 
 def test_every_pool_of_a_page_ages_with_it() -> None:
-    replica = Replica(kind="indexer")
+    replica = Replica(ALIGNED, kind="indexer")
     try:
         kv, indexer = ("kv", "indexer")
 
@@ -122,11 +124,11 @@ def test_every_pool_of_a_page_ages_with_it() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_page_is_held_only_with_all_pages_before_it_whatever_is_used(seed: int) -> None:
-    assert orphans(seed, align_recency=True) == 0
+    assert orphans(seed, ALIGNED if seed else ALL) == 0
 
 
 def test_without_alignment_there_are_tails_without_heads() -> None:
-    assert orphans(0, align_recency=False) > 0
+    assert orphans(0, {}) > 0
 
 
 def path_to(page: int, parents: Mapping[int, int | None]) -> list[int]:
@@ -134,10 +136,10 @@ def path_to(page: int, parents: Mapping[int, int | None]) -> list[int]:
     return [page] if parent is None else [*path_to(parent, parents), page]
 
 
-def orphans(seed: int, *, align_recency: bool) -> int:
+def orphans(seed: int, tuning: Mapping[str, object]) -> int:
     """How many pages were seen held without one before them, over random uses of a tree."""
     chance = random.Random(seed)
-    replica = Replica(align_recency=align_recency)
+    replica = Replica(tuning)
     parents: dict[int, int | None] = {0: None}
     for page in range(1, 24):
         parents[page] = chance.choice([None, *parents])

@@ -16,7 +16,7 @@ from kvstrata_host.kvcr.replica import PlainReplica, page_hash, pools_of, settin
 from kvstrata_host.kvcr.trees import TreeRank
 from kvstrata_host.ports import free_ports
 
-from .ways import ways_of
+from .ways import switches, ways_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -47,10 +47,13 @@ def results(rank: PlainReplica, expected: Sequence[bool]) -> dict[str, list[bool
     return {pool: list(expected) for pool in rank.pools}
 
 
+@pytest.mark.parametrize("tuning", [{"shared_mla": True}, switches()], ids=["alone", "with-all"])
 @pytest.mark.parametrize("mode", ["direct", "staged"])
 @pytest.mark.parametrize("kind", ["mla", "indexer"])
-def test_the_other_ranks_restore_what_rank_0_has_backed_up(kind: str, mode: str) -> None:
-    with server(kind, size=3, peer_restore_mode=mode) as (keeper, *others):
+def test_the_other_ranks_restore_what_rank_0_has_backed_up(
+    kind: str, mode: str, tuning: dict[str, object]
+) -> None:
+    with server(kind, size=3, tuning=tuning, peer_restore_mode=mode) as (keeper, *others):
         assert keeper.back_up(ALL) == results(keeper, YES)
         for rank in (keeper, *others):
             assert rank.restore(ALL) == results(rank, YES)

@@ -82,23 +82,16 @@ def markdown(results: Results, products: Sequence[str]) -> str:
     lines = ["<!-- Written by `nox -s bench-kvcr -- --docs docs`; not edited by hand. -->", ""]
     facts = ", ".join(f"{name} {value}" for name, value in results.machine.items())
     lines += [f"Measured on: {facts}.", ""]
-    lines += [
-        f"{HEADLINE}, medians of warm calls; p99 and the first call after a start behind.",
-        "",
-    ]
-    lines += _markdown_table(*headline(results))
-    lines += ["", "Median GB/s of warm calls over the grid:", ""]
+    lines += [f"### {HEADLINE}", "", "Warm calls, and the median of the first after a start.", ""]
+    lines += [*_markdown_table(*headline(results)), ""]
+    for product in products:
+        table = _markdown_table(*verdicts(limits(results, product)))
+        lines += [f"### Goals, {product}", "", *table, ""]
+    lines += ["### Other sizes", "", "GB/s of the median warm call, with the most pages.", ""]
     for operation in _MOVING:
         lines += [*_markdown_table(*speeds(results, operation)), ""]
-    lines += ["Median milliseconds of a warm `exists`:", ""]
+    lines += ["### Queries", "", "Milliseconds of the median warm `exists`.", ""]
     lines += [*_markdown_table(*queries(results)), ""]
-    for product in products:
-        lines += [
-            f"Limits, {product}:",
-            "",
-            *_markdown_table(*verdicts(limits(results, product))),
-            "",
-        ]
     if results.not_run:
         lines += ["Not run:", ""]
         lines += [f"- {name}: {reason}" for name, reason in results.not_run.items()] + [""]
@@ -109,7 +102,7 @@ def headline(results: Results) -> tuple[tuple[str, ...], _Rows]:
     """Set and get of each contender at the headline's point."""
     heads = ["contender"]
     for operation in _MOVING:
-        heads += [f"{operation} GB/s", f"{operation} p50 ms", "p99 ms", "first ms"]
+        heads += [f"{operation} GB/s", "p50 ms", "p99 ms", "first ms"]
     rows: _Rows = []
     for contender in results.contenders:
         row = [contender]
@@ -123,13 +116,15 @@ def headline(results: Results) -> tuple[tuple[str, ...], _Rows]:
                 _milliseconds(cold.p50_seconds if cold else None),
             ]
         if any(row[1:]):
-            rows.append(tuple(row))
-    return tuple(heads), rows
+            gets = results.find(contender, HEADLINE, "get")
+            rows.append((*row, str(len(gets.seconds)) if gets else ""))
+    return (*heads, "gets"), rows
 
 
 def speeds(results: Results, operation: Operation) -> tuple[tuple[str, ...], _Rows]:
-    """GB/s of one operation: a row for each contender, a column for each point."""
-    return _over_grid(results, operation, _speed)
+    """GB/s of one operation: a row for each contender, a column for each page size."""
+    most = {point.page_bytes: point for point in _points(results)}
+    return _over_grid(results, operation, _speed, list(most.values()))
 
 
 def queries(results: Results) -> tuple[tuple[str, ...], _Rows]:
@@ -155,15 +150,14 @@ def _over_grid(
     results: Results,
     operation: Operation,
     cell: _Cell,
-    points: Sequence[Point] | None = None,
+    points: Sequence[Point],
 ) -> tuple[tuple[str, ...], _Rows]:
-    chosen = _points(results) if points is None else points
     rows: _Rows = []
     for contender in results.contenders:
-        cells = [cell(results.find(contender, point, operation)) for point in chosen]
+        cells = [cell(results.find(contender, point, operation)) for point in points]
         if any(cells):
-            rows.append((f"{contender}, {operation}", *cells))
-    return ("contender", *map(str, chosen)), rows
+            rows.append((contender, *cells))
+    return (operation, *map(str, points)), rows
 
 
 def _points(results: Results) -> list[Point]:

@@ -27,19 +27,20 @@ def tuned(options: Mapping[str, object], surroundings: Surroundings, inner: Exte
         ways = StageMetrics(ways, histogram_for(surroundings.topology))
     if config.huge_pages:
         ways = HugePages(ways)
+    # Innermost of what restores: the others are told of every page, wherever it comes from.
+    if config.copy_restores:
+        ways = CopiedRestores(ways, config.copy_threads)
     if config.shared_mla:
         check_replicated(surroundings.topology)
         if surroundings.topology.tp_size > 1:
             ways = SharedPages(ways, surroundings)
+    # Outside of whatever fills pages, and within what has to know which are not whole.
+    if config.verify_bytes:
+        ways = CheckedBytes(ways)
     if config.align_recency:
         ways = AlignedRecency(ways, surroundings.config)
     if config.combined_io:
         ways = CombinedIO(ways)
     if config.read_batch_pages != ways.read_batch_pages:
         ways = ReadBatches(ways, config.read_batch_pages)
-    if config.copy_restores:
-        ways = CopiedRestores(ways, config.copy_threads)
-    # Outside of whatever fills pages.
-    if config.verify_bytes:
-        ways = CheckedBytes(ways)
     return ways

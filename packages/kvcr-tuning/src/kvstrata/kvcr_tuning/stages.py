@@ -56,9 +56,10 @@ def _family(label_names: tuple[str, ...]) -> "Histogram":
 def histogram(labels: Mapping[str, str]) -> Callable[[str, float], None]:
     """What observes stages in ``kvcr_stage_seconds``, under these labels."""
     family = _family(tuple(labels))
+    of_stage = functools.cache(lambda stage: family.labels(**labels, stage=stage))
 
     def observe(stage: str, seconds: float) -> None:
-        family.labels(**labels, stage=stage).observe(seconds)
+        of_stage(stage).observe(seconds)
 
     return observe
 
