@@ -14,6 +14,7 @@ from kvstrata.exact_id.discovery import (
     owners_of,
     swa_allocator_of,
 )
+from kvstrata.exact_id.errors import SetupError
 from kvstrata.exact_id.ownership import POOLS, SWA
 from kvstrata_host import vmm
 from kvstrata_host.leases.model import (
@@ -229,6 +230,27 @@ def test_the_pools_are_found_behind_the_wrapper_of_hisparse() -> None:
     wrapper.free_swa(tokens)
     assert len(found[SWA].ledger.leased_ids) == 0
     found.close()
+
+
+def test_pd_transfer_is_refused_the_windows_and_gets_compressed_pages() -> None:
+    pool = make_pool()
+
+    with pytest.raises(SetupError, match=r"PD transfer, .* of swa\..*ENABLE_KVCACHED=0"):
+        pool.get_state_buf_infos()
+    pointers, _, _ = pool.get_contiguous_buf_infos()
+
+    assert pointers[0] == pool.c4_kv_pool.kv_buffer[0].data_ptr()
+
+
+def test_hicache_and_a_cache_linker_are_refused_a_model_with_a_managed_pool() -> None:
+    from sglang.srt.mem_cache.hybrid_cache import hybrid_pool_assembler, linker_pool_assembler
+
+    pool = make_pool()
+
+    with pytest.raises(SetupError, match=r"HiCache, .* of swa"):
+        hybrid_pool_assembler.build_deepseek_v4_hicache_stack(params=None, kvcache=pool)
+    with pytest.raises(SetupError, match=r"a cache linker, .* of swa"):
+        linker_pool_assembler._build_deepseek_v4_device_pool_group(pool, PAGE_TOKENS)
 
 
 def test_another_allocator_has_no_pools() -> None:

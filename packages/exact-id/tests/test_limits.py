@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from kvstrata.exact_id.errors import AllocationMiss
 from kvstrata.exact_id.geometry import Ids, PoolGeometry
-from kvstrata.exact_id.limits import LimitStatus, MemoryLimit, Segment, segment_name
+from kvstrata.exact_id.limits import (
+    LimitStatus,
+    MemoryLimit,
+    Segment,
+    free_segment_name,
+    segment_name,
+)
 from kvstrata.exact_id.pool import ManagedPool
 from kvstrata.exact_id.transaction import IdSpace, ManagedPools
 
@@ -174,6 +180,17 @@ def test_a_limit_that_kvctl_sets_is_deferred_then_applied_then_lifted(
     kvctl("limit", segment_name("swa"), str(GEOMETRY.virtual_bytes))
     pools.lease(swa(3, 4))
     assert pool.mapped_bytes == 5 * BUNDLE
+
+
+def test_a_second_model_of_a_process_has_other_names(kvcached: None) -> None:
+    first = Segment(free_segment_name("twice"), BUNDLE)
+    second = Segment(free_segment_name("twice"), BUNDLE)
+
+    assert first.name == segment_name("twice")
+    assert second.name == f"{first.name}_2"
+    first.close()
+    assert free_segment_name("twice") == first.name
+    second.close()
 
 
 def test_the_segment_goes_with_the_pool_and_not_with_its_successor(kvcached: None) -> None:

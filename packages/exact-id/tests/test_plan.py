@@ -11,7 +11,9 @@ from kvstrata.exact_id import ownership
 from kvstrata.exact_id.__main__ import main
 from kvstrata.exact_id.accounting import native_bytes
 from kvstrata.exact_id.errors import SetupError
+from kvstrata.exact_id.ownership import Claim
 from kvstrata.exact_id.plan import ModelShape
+from kvstrata.exact_id.transaction import IdSpace
 
 CONFIG = Path(__file__).parent / "data" / "deepseek-v4.json"
 
@@ -42,6 +44,24 @@ def test_swa_is_managed_and_the_sizes_are_worked_out(capsys: pytest.CaptureFixtu
     assert pools["c4"]["virtual_bytes"] is None
     assert pools["c4"]["least_bytes"] == pools["c4"]["native_bytes"]
     assert pools["attention-states"]["page_bytes"] is None
+
+
+def test_a_pool_that_an_installed_slice_claims_is_managed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Entry:
+        """An entry point of importlib.metadata."""
+
+        def load(self) -> Claim:
+            return Claim("c4", IdSpace.FULL, "another slice")
+
+    installed = {ownership.CLAIMS: [Entry()]}
+    monkeypatch.setattr(ownership, "entry_points", lambda group: installed[group])
+
+    pools = planned(capsys)
+
+    assert (pools["c4"]["is_managed"], pools["c4"]["why"]) == (True, "by another slice")
+    assert not pools["indexer"]["is_managed"]
 
 
 PAGE_BYTES = {
