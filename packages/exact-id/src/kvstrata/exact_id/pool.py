@@ -51,7 +51,7 @@ class ManagedPool:
         pages = self.ledger.lease(ids)
         try:
             new = pages.size - int(np.count_nonzero(self.backing.is_mapped(pages)))
-            if new > self.room_count:
+            if new and new > self.room_count:
                 raise AllocationMiss(
                     self.name,
                     f"{new} more VMM pages are needed; {self.room_count} may be mapped",
