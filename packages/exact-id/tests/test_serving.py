@@ -8,7 +8,8 @@ import pytest
 
 from kvstrata.exact_id.limits import LimitStatus
 from kvstrata.exact_id.ownership import SWA
-from kvstrata_host.leases.engine import PAGE_TOKENS, DamageError, Engine, Size
+from kvstrata_host.dsv4 import PAGE_TOKENS
+from kvstrata_host.leases.engine import DamageError, Engine, Size
 from kvstrata_host.leases.serving import Engines, check_memory, engines_in, pools_of
 
 pytestmark = [
