@@ -66,5 +66,5 @@ def _figure(moments: Sequence[Moment]) -> Figure:
     axes.set_title("Physical memory at a live load", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_PALETTE["faint"])
-    figure.legend(loc="outside right", frameon=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     return figure

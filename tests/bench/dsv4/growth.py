@@ -27,7 +27,7 @@ def measure(rounds: int) -> Iterator[Ratio]:
 def _growth(rounds: int, managed: Model, native: Model, vmm_pages: int) -> Ratio:
     geometry = managed.managed["swa"].geometry
     # Row 0 holds the first VMM page; these pages fill the next ones, nearly to the end.
-    first = -(-geometry.vmm_page_bytes // geometry.page_bytes)
+    first = geometry.vmm_page_bytes // geometry.page_bytes
     pages = (1 + vmm_pages) * geometry.vmm_page_bytes // geometry.page_bytes - first
     live = [model.start(first - 1) for model in (managed, native)]
     before = _mapped_pages(managed)

@@ -62,15 +62,24 @@ class LeasedPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
         super().__init__(size, page_size, dtype, device, kvcache, need_sort)
 
     def available_size(self) -> int:
-        """Tokens for which there are ids and memory.
+        """Tokens that may be promised.
 
-        Under a limit it is below 0 where more pages are in use than fit: so many have to be freed
-        first.
+        While more pages are in use than fit in a limit it is below 0: so many have to be freed
+        before one may be.
         """
         count = self.native_count
         if self.counts_ids_alone:
             count += self.pools.lost_ids(self.space).size
         elif not self.is_leased_already and self.pools.is_constrained(self.space):
+            leasable = self.pools.leasable_count(self.space, self._free_ids())
+            count = min(leasable, self.pools.fitting_count(self.space))
+        return count * int(self.page_size)
+
+    @property
+    def obtainable_size(self) -> int:
+        """Tokens for which there are ids and memory now, whatever limit will have to be met."""
+        count = self.native_count
+        if self.pools.is_constrained(self.space):
             count = self.pools.leasable_count(self.space, self._free_ids())
         return count * int(self.page_size)
 

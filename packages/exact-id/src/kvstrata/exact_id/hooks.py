@@ -138,6 +138,15 @@ def alloc_decode(
     return swa.alloc_decode(original, allocator, seq_lens, seq_lens_cpu, last_loc)
 
 
+def available_size(
+    original: "Callable[[SWATokenToKVPoolAllocator], int]", allocator: "SWATokenToKVPoolAllocator"
+) -> int:
+    """AROUND what a decode may take."""
+    from . import swa
+
+    return swa.available_size(original, allocator)
+
+
 def count_tokens(
     original: "Callable[[SchedulerPoolStatsObserver], PoolStats]",
     observer: "SchedulerPoolStatsObserver",

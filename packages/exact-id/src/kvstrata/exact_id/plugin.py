@@ -58,6 +58,12 @@ SEAMS = Seams(
         ),
         Hook(
             kind=Kind.AROUND,
+            function=hooks.available_size,
+            why="A limit that is not met yet may not end requests for which there is memory.",
+            pins={"0.5.20": Pin(f"{_ALLOCATOR}.available_size", "6f68ec06989d6474")},
+        ),
+        Hook(
+            kind=Kind.AROUND,
             function=hooks.count_tokens,
             why="Ids that a limit holds back are free; SGLang would take them for lost, and stop.",
             pins={"0.5.20": Pin(f"{_STATS}._get_swa_token_info", "92066688106c183b")},

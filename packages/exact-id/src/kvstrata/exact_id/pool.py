@@ -51,7 +51,7 @@ class ManagedPool:
         pages = self.ledger.lease(ids)
         try:
             new = pages.size - int(np.count_nonzero(self.backing.is_mapped(pages)))
-            if new > self.room_count:
+            if new and new > self.room_count:
                 raise AllocationMiss(
                     self.name,
                     f"{new} more VMM pages are needed; {self.room_count} may be mapped",
@@ -95,19 +95,8 @@ class ManagedPool:
         return lacks
 
     def leasable_count(self, ids: Ids) -> int:
-        """How many of `ids`, from the first one on, can be leased now.
-
-        While more is mapped than allowed, no more than are sure to fit beside the leased ones once
-        it is not; below 0 where so many of these have to be released first.
-        """
-        spare = self._spare_count
-        if spare >= 0:
-            return self._coverable_count(ids, spare)
-        fitting = self.geometry.whole_count(self.backing.mapped_count + spare)
-        return min(self._coverable_count(ids, 0), fitting - self.ledger.leased_count)
-
-    def _coverable_count(self, ids: Ids, room: int) -> int:
-        """How many of `ids`, from the first one on, need `room` more VMM pages at most."""
+        """How many of `ids`, from the first one on, can be leased now."""
+        room = self.room_count
         pages = self.geometry.vmm_pages_of(ids)
         owner = np.repeat(np.arange(ids.size), self.geometry.span_of(ids))
         _, firsts = np.unique(pages, return_index=True)
@@ -144,6 +133,18 @@ class ManagedPool:
         """Remove the shared-memory segment."""
         if self._segment is not None:
             self._segment.close()
+
+    @property
+    def fitting_count(self) -> int:
+        """How many ids can be leased in addition before the pool is beyond what it may map.
+
+        Where it is so already, those that surely fit, less those that are leased.
+        """
+        spare = self._spare_count
+        if spare >= 0:
+            return self.geometry.page_count - self.ledger.leased_count
+        fitting = self.geometry.whole_count(self.backing.mapped_count + spare)
+        return fitting - self.ledger.leased_count
 
     @property
     def _spare_count(self) -> int:

@@ -116,6 +116,14 @@ def alloc_decode(
     return allocate({side: decoding(side, seq_lens_cpu) for side in sides}, native)
 
 
+def available_size(
+    original: Callable[[SWATokenToKVPoolAllocator], int], allocator: SWATokenToKVPoolAllocator
+) -> int:
+    """What the next tokens of running requests may take, also while a limit is not yet met."""
+    sides = _sides(allocator)
+    return original(allocator) if sides is None else min(side.obtainable_size for side in sides)
+
+
 def count_tokens(
     original: Callable[[SchedulerPoolStatsObserver], PoolStats],
     observer: SchedulerPoolStatsObserver,

@@ -110,12 +110,16 @@ class ManagedPools:
         return any(pool.is_constrained for pool in self.of(space))
 
     def leasable_count(self, space: IdSpace, ids: Ids) -> int:
-        """How many of `ids` can be leased now in every pool of `space`, in the best order.
-
-        Below 0 where more ids are leased than are sure to fit: so many have to be released first.
-        """
+        """How many of `ids` can be leased now in every pool of `space`, in the best order."""
         ids = self.mapped_first(space, ids)
         return min((pool.leasable_count(ids) for pool in self.of(space)), default=ids.size)
+
+    def fitting_count(self, space: IdSpace) -> int:
+        """How many more ids than are leased surely fit, in every pool of `space` with a debt.
+
+        Below 0 where some leased ones have to be released first.
+        """
+        return min(pool.fitting_count for pool in self.of(space))
 
     def mapped_first(self, space: IdSpace, ids: Ids) -> Ids:
         """`ids` with those first, in their order, that have memory in every pool of `space`.
