@@ -12,7 +12,7 @@ import libcst as cst
 from .edits import Edit, EditError
 from .error import ExportError
 from .names import Names
-from .places import definitions
+from .places import outlines
 from .style import Style
 
 Change = Callable[[str], str]
@@ -168,7 +168,7 @@ def moved_to(name: str, tree: Path) -> Iterator[str]:
     for place in sorted(tree.rglob("*.py")):
         text = place.read_text(encoding="utf-8", errors="replace")
         named = f"def {last}(" in text or f"class {last}" in text
-        if named and definitions(cst.parse_module(text), name):
+        if named and outlines(text, name):
             yield place.relative_to(tree).as_posix()
 
 
