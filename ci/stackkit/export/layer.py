@@ -165,7 +165,8 @@ def moved_to(name: str, tree: Path) -> Iterator[str]:
     if not name:
         return
     last = name.rpartition(".")[2]
-    for place in sorted(tree.rglob("*.py")):
+    folders = sorted(each for each in tree.iterdir() if each.is_dir() and each.name[0] != ".")
+    for place in (file for each in folders for file in sorted(each.rglob("*.py"))):
         text = place.read_text(encoding="utf-8", errors="replace")
         named = f"def {last}(" in text or f"class {last}" in text
         if named and outlines(text, name):
