@@ -162,8 +162,6 @@ def _elsewhere(edit: Edit, tree: Path) -> str:
 
 def moved_to(name: str, tree: Path) -> Iterator[str]:
     """The files of a tree that define a qualified name."""
-    if not name:
-        return
     last = name.rpartition(".")[2]
     folders = sorted(each for each in tree.iterdir() if each.is_dir() and each.name[0] != ".")
     for place in (file for each in folders for file in sorted(each.rglob("*.py"))):
