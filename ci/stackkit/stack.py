@@ -332,7 +332,7 @@ def _gate_faults(
     gates: tuple[Gate, ...], validation: str, application: str | None = None
 ) -> Iterator[tuple[str, str]]:
     yield from _repeated("gates", [gate.id for gate in gates])
-    own = [gate for gate in gates if gate.session == validation]
+    own = [gate for gate in gates if gate.session != application]
     if not any(gate.required and gate.kind == "cpu" for gate in own):
         yield "gates", "no required gate of kind 'cpu'"
     yield from _repeated("gates", [f"{gate.kind} in {gate.session}" for gate in gates])

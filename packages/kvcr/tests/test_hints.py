@@ -170,7 +170,7 @@ def test_sglangs_own_envelope_is_read_like_the_text_that_it_stands_for() -> None
         {("a", "b"): 1},
         {1: 1},
     ],
-    ids=["object", "number over 64 bits", "lone surrogate", "nan", "tuple for a key", "int for a key"],
+    ids=["object", "number over 64 bits", "lone surrogate", "nan", "tuple as key", "int as key"],
 )
 def test_an_envelope_that_is_no_json_is_no_hint_and_no_exception(payload: Any) -> None:
     action = NativeAction(
