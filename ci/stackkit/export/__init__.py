@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slices as pull requests: their files and edits on an upstream's tree, one commit for each."""
 
+from . import patches
 from .base import Base, of_clone, of_installed, of_sdist
 from .branch import Branch, Commit, Slice, build
 from .declared import layer_of, stack_of, tree_of
@@ -68,6 +69,7 @@ __all__ = [
     "of_clone",
     "of_installed",
     "of_sdist",
+    "patches",
     "rebase",
     "stack_of",
     "tree_of",

@@ -333,11 +333,11 @@ def _appended(old: Sequence[_ListedT], new: _ListedT) -> list[_ListedT]:
     """One more at the end, with a comma after it where the last one had one."""
     if not old:
         return [new]
-    last = old[-1]
+    *others, last = old
     had_comma = isinstance(last.comma, cst.Comma)
     between = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
     return [
-        *old[:-1],
+        *others,
         last.with_changes(comma=between),
         new.with_changes(comma=last.comma if had_comma else cst.MaybeSentinel.DEFAULT),
     ]
@@ -366,14 +366,19 @@ def _replaced(
                 return updated_node
             if len(new) == 1:
                 return cast("cst.CSTNodeT", new[0])
-            return cst.FlattenSentinel(new) if new else cst.RemoveFromParent()
+            nodes = cast("Sequence[cst.CSTNodeT]", new)
+            return cst.FlattenSentinel(nodes) if nodes else cst.RemoveFromParent()
 
     def put(body: Sequence[cst.BaseStatement]) -> list[cst.BaseStatement]:
         kept: list[cst.BaseStatement] = []
         for statement in body:
             if target is not module and not leads_to(statement, target):
                 kept.append(statement)
-            elif isinstance(statement, cst.ClassDef) and statement is not target:
+            elif (
+                isinstance(statement, cst.ClassDef)
+                and statement is not target
+                and isinstance(statement.body, cst.IndentedBlock)
+            ):
                 block = statement.body.with_changes(body=put(statement.body.body))
                 kept.append(statement.with_changes(body=block))
             else:

@@ -57,6 +57,7 @@ class Layer:
         names: what our names are upstream.
         edits: applied in order, after the files are there; of those files too.
         left_out: modules of the slice that are no part of the pull request, each with the reason.
+        tested_elsewhere: tests that do not run on an applied tree, each with the reason.
         unwanted: words that no added line may have: what speaks of the plugin.
         helpers: files that only the tests of an applied tree need: never committed; see `checks`.
         checks: edits of the helpers, which are at `checks/` then.
@@ -70,6 +71,7 @@ class Layer:
     files: tuple[File, ...]
     edits: tuple[Edit, ...]
     left_out: dict[str, str] = field(default_factory=dict)
+    tested_elsewhere: dict[str, str] = field(default_factory=dict)
     unwanted: tuple[str, ...] = ("kvstrata", "plugin", "seam")
     helpers: tuple[File, ...] = ()
     checks: tuple[Edit, ...] = ()

@@ -39,7 +39,8 @@ class Names:
 
     def text(self, text: str) -> str:
         for ours, theirs in (*self._dotted(), *self.words.items()):
-            text = re.sub(rf"(?<![\w.]){re.escape(ours)}(?!\w)", lambda _, new=theirs: new, text)
+            literal = theirs.replace("\\", r"\\")
+            text = re.sub(rf"(?<![\w.]){re.escape(ours)}(?!\w)", literal, text)
         return text
 
     def _dotted(self) -> list[tuple[str, str]]:
@@ -85,11 +86,28 @@ class _Renaming(cst.CSTTransformer):
             if whole not in self._names.modules:
                 home, name = self._names.module(module), str(get_full_name_for_node(alias.name))
             homes.setdefault(home, []).append(alias.with_changes(name=cst.Name(name)))
+        if len(homes) > 1:
+            homes = {home: _without_last_comma(aliases) for home, aliases in homes.items()}
         made = [
-            self._importing(updated_node.with_changes(names=_without_last_comma(aliases)), home)
+            self._importing(updated_node.with_changes(names=aliases), home)
             for home, aliases in homes.items()
         ]
         return made[0] if len(made) == 1 else cst.FlattenSentinel(made)
+
+    def leave_SimpleStatementLine(
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.SimpleStatementLine | cst.FlattenSentinel[cst.BaseStatement]:
+        """An import that became several has a line for each."""
+        if len(updated_node.body) == len(original_node.body):
+            return updated_node
+        lines = [
+            updated_node.with_changes(
+                body=[small.with_changes(semicolon=cst.MaybeSentinel.DEFAULT)],
+                leading_lines=() if i else updated_node.leading_lines,
+            )
+            for i, small in enumerate(updated_node.body)
+        ]
+        return cst.FlattenSentinel(lines)
 
     def _importing(self, statement: cst.ImportFrom, module: str) -> cst.ImportFrom:
         dotted = cst.parse_expression(self._names.module(module))

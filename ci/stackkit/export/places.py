@@ -185,7 +185,7 @@ def _named_in(block: Sequence[Statement], part: str) -> Iterator[Definition]:
 def _blocks(node: cst.CSTNode) -> Iterator[Sequence[cst.BaseStatement]]:
     """The blocks of a statement or a module, those of its `else` and `except` too."""
     if isinstance(node, cst.Module):
-        yield [each for each in node.body if isinstance(each, cst.BaseStatement)]
+        yield node.body
         return
     body = getattr(node, "body", None)
     if isinstance(body, cst.IndentedBlock):

@@ -29,13 +29,13 @@ def readme(
     """
 
     def change(text: str) -> str:
-        parts = _HEADING.split(text)
+        parts = _HEADING.split(_MARK.sub("", text))
         found = dict(zip(parts[1::2], parts[2::2], strict=True))
         for heading in sections:
             if heading not in found:
                 raise ExportError("README.md", heading, "no such section", "correct `sections`")
-        body = "\n".join(f"## {each}\n{found[each].rstrip()}\n" for each in sections)
-        body = _MARK.sub("", f"{top.strip()}\n\n{body}")
+        body = "\n".join(f"## {each}\n\n{found[each].strip()}\n" for each in sections)
+        body = f"{top.strip()}\n\n{body}"
         for start in without:
             kept = [line for line in body.splitlines(keepends=True) if not line.startswith(start)]
             if len(kept) == len(body.splitlines()):

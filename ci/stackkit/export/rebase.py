@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import libcst as cst
 
@@ -86,16 +85,16 @@ def rebase(old: Branch, base: Base, slices: Sequence[Slice]) -> Rebase:
         if entry.merged:
             continue
         parent = repository.id("HEAD")
-        fates += _write(entry, old.base, repository.folder)
+        fates += _write(entry, old.base, base)
         commit = repository.commit(entry.message)
         stat = repository.run("diff", "--stat=100", parent, commit)
         commits.append(Commit(entry, parent, commit, repository.tree(commit), stat))
     return Rebase(old, Branch(base, tuple(commits)), tuple(fates))
 
 
-def _write(entry: Slice, old: Base, tree: Path) -> list[Fate]:
+def _write(entry: Slice, old: Base, new: Base) -> list[Fate]:
     """Like Layer.write, but going on after a refusal."""
-    layer = entry.layer
+    layer, tree = entry.layer, new.repository.folder
     own = {file.target for file in layer.files}
     for file in layer.files:
         place = tree / file.target
@@ -105,7 +104,7 @@ def _write(entry: Slice, old: Base, tree: Path) -> list[Fate]:
         place.parent.mkdir(parents=True, exist_ok=True)
         text = layer.translated(file, entry.package, entry.root)
         place.write_text(text, encoding="utf-8")
-    changed = {edit for edit in layer.edits if edit.file not in own and _differs(edit, old, tree)}
+    changed = {edit for edit in layer.edits if edit.file not in own and _differs(edit, old, new)}
     refusals: dict[Edit, str] = {}
 
     def refused(error: EditError) -> None:
@@ -117,11 +116,10 @@ def _write(entry: Slice, old: Base, tree: Path) -> list[Fate]:
     return [Fate(entry.id, edit, refusals.get(edit, ""), edit in changed) for edit in layer.edits]
 
 
-def _differs(edit: Edit, old: Base, tree: Path) -> bool:
-    """Whether the definition that an edit is for is another one than in the older base."""
-    place = tree / edit.file
-    now = place.read_text(encoding="utf-8") if place.is_file() else None
-    return _target(edit, now) != _target(edit, old.repository.text(old.commit, edit.file))
+def _differs(edit: Edit, old: Base, new: Base) -> bool:
+    """Whether the definition that an edit is for is another one in the newer base."""
+    texts = [base.repository.text(base.commit, edit.file) for base in (old, new)]
+    return _target(edit, texts[0]) != _target(edit, texts[1])
 
 
 def _target(edit: Edit, text: str | None) -> str:

@@ -30,7 +30,7 @@ class _LastImport(Anchor):
 
     def find(self, target: cst.CSTNode) -> list[cst.BaseStatement]:
         body = target.body if isinstance(target, cst.Module) else ()
-        imports = [s for s in body if isinstance(s, cst.BaseStatement) and self.fits(s)]
+        imports: list[cst.BaseStatement] = [each for each in body if self.fits(each)]
         return imports[-1:]
 
     def __str__(self) -> str:

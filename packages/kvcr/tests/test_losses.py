@@ -82,7 +82,7 @@ def cache(policy: str, host_memory_mode: str = "cache") -> Any:
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in caplog.records if each.name.startswith("kvstrata")]
+    return [each.getMessage() for each in caplog.records if each.name.startswith("kvstrata.kvcr")]
 
 
 @pytest.mark.integration

@@ -344,6 +344,12 @@ and all emit the same acknowledgements whatever fails on one of them.
         "nixl_thread.py": "changes KVCR, which SGLang does not patch; KVCR has to offer it",
         "__main__.py, doctor.py, loopback.py, settings.py, transports.py": "tools for operators",
     },
+    tested_elsewhere={
+        "test_plugin.py, test_doctor.py, test_settings.py, test_shelf.py": "of what is left out",
+        "test_runner.py, test_staging.py, test_host_bytes.py, test_identity.py, test_layout.py": (
+            "of modules that are the same here; each peer would import all of SGLang"
+        ),
+    },
     helpers=(
         *folder(
             "tests",
