@@ -42,18 +42,11 @@ def long() -> Iterator[Model]:
     made.pools.close()
 
 
-def next_full_ids(model: Model, *ids: int) -> None:
-    """Let SGLang hand out these full pages next."""
-    side = model.allocator.full_attn_allocator
-    others = [each for each in side.free_pages.tolist() if each not in ids]
-    side.free_pages = torch.tensor([*ids, *others])
-
-
 def test_a_straddling_page_whose_second_part_has_no_memory_gives_back_the_first(
     long: Model,
 ) -> None:
     pool, straddling = long.pools[C4], 112
-    next_full_ids(long, straddling)
+    long.hand_out_next(straddling)
     assert pool.geometry.span_of(torch.tensor([straddling]).numpy()).tolist() == [2]
     swa = long.pools[SWA]
     assert swa.backing.mapped_count == 1, "page 1 of the window lies on the VMM page of row 0"
@@ -69,7 +62,7 @@ def test_a_straddling_page_whose_second_part_has_no_memory_gives_back_the_first(
 
 
 def test_a_neighbour_on_the_same_vmm_page_keeps_its_bytes(long: Model) -> None:
-    next_full_ids(long, 112, 113)
+    long.hand_out_next(112, 113)
     tokens = long.without_kernels(2)
     assert tokens is not None
     for number, layer in enumerate(long.pool.c4_kv_pool.kv_buffer):
@@ -109,7 +102,7 @@ def test_history_outlives_the_window_byte_for_byte_and_goes_with_its_full_pages(
 
 
 def test_a_c4_page_that_is_lost_shrinks_capacity_and_is_never_handed_out(long: Model) -> None:
-    next_full_ids(long, 60)
+    long.hand_out_next(60)
     capacity = long.allocator.full_available_size()
 
     # The second layer has no memory, and then the first cannot be unmapped.
@@ -148,7 +141,7 @@ def test_a_limit_of_c4_is_deferred_then_applied_then_lifted(model: Model) -> Non
 def test_a_miss_of_c4_keeps_the_window_free_too(model: Model) -> None:
     pool = model.pools[C4]
     pool.set_memory_limit(pool.geometry.bundle_bytes, revision=1)
-    next_full_ids(model, 58)
+    model.hand_out_next(58)
     before = model.picture()
 
     assert model.without_kernels(30) is None

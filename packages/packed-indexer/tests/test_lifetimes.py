@@ -116,9 +116,8 @@ def test_a_miss_of_the_index_keys_returns_the_window_and_the_history_too(
     model: Model, step: str
 ) -> None:
     """Through SGLang's own extend and decode."""
-    full = model.allocator.full_attn_allocator
     request = model.start(2)
-    full.free_pages = full.free_pages[full.free_pages >= 248]
+    model.hand_out_next(248)
     before, bytes_before = model.picture(), vmm.state().created_bytes
 
     def act() -> torch.Tensor | None:
@@ -157,6 +156,22 @@ def test_a_decode_whose_window_has_no_page_returns_the_full_page(model: Model) -
     assert model.picture() == before
     model.allocator.swa_attn_allocator.free(other)
     assert model.decode(request) is not None
+
+
+def test_an_index_page_whose_second_part_has_no_memory_gives_back_the_first() -> None:
+    straddling = 496
+    model = Model(make_pool(c4_size=500 * 64, c128_size=1000), full_pages=500)
+    model.hand_out_next(straddling)
+    before, bytes_before = model.picture(), vmm.state().created_bytes
+
+    # C4 maps one VMM page and the index keys two, the first of them in both layers.
+    with vmm.fail_at(Call.CREATE, LAYERS + LAYERS + 1):
+        assert model.without_kernels(1) is None
+
+    assert (model.picture(), vmm.state().created_bytes) == (before, bytes_before)
+    take(model, 1)
+    assert model.pools[INDEXER].backing.mapped_pages.tolist() == [0, 1, 2]
+    model.pools.close()
 
 
 def test_a_straddling_page_keeps_its_bytes_while_its_neighbours_go(model: Model) -> None:

@@ -122,6 +122,12 @@ class Model:
         want = Want(page_count, reach=page_count)
         return allocate({full: want, swa: want}, take)
 
+    def hand_out_next(self, *full_ids: int) -> None:
+        """Let SGLang take these full pages first."""
+        side = self.allocator.full_attn_allocator
+        others = [each for each in side.free_pages.tolist() if each not in full_ids]
+        side.free_pages = torch.tensor([*full_ids, *others])
+
     def decode(self, *requests: torch.Tensor) -> torch.Tensor | None:
         """The next token of each request."""
         lengths = torch.tensor([request.numel() + 1 for request in requests])
