@@ -249,7 +249,7 @@ def _slice_faults(entry: Slice, known: set[str], upstreams: list[str]) -> Iterat
     if entry.pull_request is not None and entry.upstream is None:
         yield "pull_request", "needs `upstream`, the project that receives it"
     yield from _repeated("gates", [gate.id for gate in entry.gates])
-    own = [gate for gate in entry.gates if gate.session == entry.validation]
+    own = [gate for gate in entry.gates if gate.session != entry.application]
     if not any(gate.required and gate.kind == "cpu" for gate in own):
         yield "gates", "no required gate of kind 'cpu'"
     yield from _repeated("gates", [f"{gate.kind} in {gate.session}" for gate in entry.gates])

@@ -7,6 +7,7 @@ import pytest
 
 from stackkit.export import (
     AddElement,
+    AddParameter,
     ExportError,
     File,
     Insert,
@@ -134,10 +135,26 @@ def test_an_upper_layer_does_not_apply_without_the_lower_one(
     with pytest.raises(ExportError, match=r"does not apply: .*; fix: apply the layers below"):
         patches.am(bare, mails[1])
     assert bare.is_clean()
+    assert list(patches.independent(branch, mails, tmp_path / "without")) == []
     patches.am(bare, mails[0])
     patches.am(bare, mails[1])
     with pytest.raises(ExportError, match=r"the call of self.mark is not there"):
         build(branch.base, slices[1:])
+
+
+def test_an_upper_layer_that_needs_nothing_of_the_lower_one_is_told(
+    place: Place, tmp_path: Path
+) -> None:
+    alone = price_layer(AddElement("shop/store.py", "KINDS", '"box"', '"price"'))
+    lower = label_layer(AddParameter("shop/store.py", "Store.put", 'label: str = ""'))
+    slices = [
+        place.slice("label", lower, LABEL_FILES),
+        place.slice("price", alone, {}),
+    ]
+    branch = build(place.base(place.clone()), slices)
+    mails = patches.write(branch, tmp_path / "patches")
+    found = list(patches.independent(branch, mails, tmp_path / "without"))
+    assert found == [("label", "price")]
 
 
 def test_a_lower_layer_that_was_squashed_upstream_is_left_out_once_it_is_marked(

@@ -59,6 +59,42 @@ def test_a_stack_builds_on_a_slice_that_another_stack_declares(tmp_path: Path) -
     assert [entry.id for entry in stacks.closure("pool")] == ["seams", "pool"]
 
 
+UPSTREAM = """
+[[upstreams]]
+id = "sglang"
+repository = "https://example.invalid/sglang"
+branch = "main"
+release = "0.5.20"
+"""
+ON_THE_TREE = """
+[[slices.gates]]
+id = "kvcr-applied"
+kind = "cpu"
+session = "apply-kvcr"
+required = true
+min_tests = 1
+"""
+
+
+def test_a_gate_may_run_on_the_exported_tree_beside_the_one_on_the_wheels(tmp_path: Path) -> None:
+    exported = declare("kvcr").replace("pins = []", 'pins = []\nupstream = "sglang"')
+    stacks = load_files(tmp_path, a=UPSTREAM + exported + ON_THE_TREE)
+    sessions = [gate.session for gate in stacks.slices["kvcr"].gates]
+    assert sessions == ["validate-kvcr", "apply-kvcr"]
+
+
+def test_a_slice_without_an_upstream_has_no_exported_tree(tmp_path: Path) -> None:
+    with pytest.raises(StackError, match=r"'apply-kvcr' for kind 'cpu', not 'validate-kvcr'"):
+        load_files(tmp_path, a=declare("kvcr") + ON_THE_TREE)
+
+
+def test_a_gate_on_the_exported_tree_alone_is_not_enough(tmp_path: Path) -> None:
+    alone = declare("kvcr").replace("pins = []", 'pins = []\nupstream = "sglang"')
+    alone = alone.replace('"validate-kvcr"', '"apply-kvcr"')
+    with pytest.raises(StackError, match=r"no required gate of kind 'cpu'"):
+        load_files(tmp_path, a=UPSTREAM + alone)
+
+
 def test_a_slice_runs_on_every_release_of_the_host_that_it_pins(tmp_path: Path) -> None:
     stacks = load_files(
         tmp_path,

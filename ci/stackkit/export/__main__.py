@@ -68,9 +68,12 @@ def _run(options: argparse.Namespace) -> int:
     mails = patches.write(branch, output / "patches")
     if options.command == "apply":
         applied = patches.apply(branch, mails, output / "applied")
+        for lower, upper in patches.independent(branch, mails, output / "without"):
+            print(f"{upper} applies without {lower}: only its tests need it")
         record = ready(applied.folder, base, slices[-1], output)
         (output / "applied.json").write_bytes(msgspec.json.encode(record))
-        print(f"{len(mails)} patches applied to {base.label}, with the trees of their layers")
+        count = "1 patch" if len(mails) == 1 else f"{len(mails)} patches"
+        print(f"{count} applied to {base.label}: the tree after each is that of its layer")
     print(f"{output.relative_to(workspace.root)} has the repository and the patches")
     return 0
 

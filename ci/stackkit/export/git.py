@@ -49,7 +49,12 @@ class Repository:
     ) -> subprocess.CompletedProcess[str]:
         name, email = _NOBODY
         kept = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-        settings = ["core.autocrlf=false", "commit.gpgsign=false", "core.hooksPath=/dev/null"]
+        settings = [
+            "core.autocrlf=false",
+            "commit.gpgsign=false",
+            "core.hooksPath=/dev/null",
+            "gc.auto=0",
+        ]
         return subprocess.run(
             ["git", *(word for each in settings for word in ("-c", each)), *arguments],
             cwd=self.folder,

@@ -12,7 +12,7 @@ import libcst as cst
 from .edits import Edit, EditError
 from .error import ExportError
 from .names import Names
-from .places import definitions
+from .places import outlines
 from .style import Style
 
 Change = Callable[[str], str]
@@ -165,10 +165,11 @@ def moved_to(name: str, tree: Path) -> Iterator[str]:
     if not name:
         return
     last = name.rpartition(".")[2]
-    for place in sorted(tree.rglob("*.py")):
+    folders = sorted(each for each in tree.iterdir() if each.is_dir() and each.name[0] != ".")
+    for place in (file for each in folders for file in sorted(each.rglob("*.py"))):
         text = place.read_text(encoding="utf-8", errors="replace")
         named = f"def {last}(" in text or f"class {last}" in text
-        if named and definitions(cst.parse_module(text), name):
+        if named and outlines(text, name):
             yield place.relative_to(tree).as_posix()
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .branch import Branch
@@ -48,14 +48,12 @@ def am(repository: Repository, patch: Path) -> None:
         raise ExportError(patch.name, "", f"does not apply: {error.reason}", fix) from error
 
 
-def needless(branch: Branch, patches: Sequence[Path], folder: Path) -> list[str]:
-    """The slices whose patch applies without the layer below: that are not stacked on it."""
-    free = []
-    for below, commit, patch in zip(branch.commits, branch.commits[1:], patches[1:], strict=False):
-        bare = branch.base.repository.worktree(folder, below.parent)
+def independent(branch: Branch, patches: Sequence[Path], folder: Path) -> Iterator[tuple[str, str]]:
+    """Pairs of neighbours, the lower slice first, of which the upper applies without the lower."""
+    for lower, upper, patch in zip(branch.commits, branch.commits[1:], patches[1:], strict=False):
+        bare = branch.base.repository.worktree(folder, lower.parent)
         try:
             am(bare, patch)
         except ExportError:
             continue
-        free.append(commit.slice.id)
-    return free
+        yield lower.slice.id, upper.slice.id

@@ -35,6 +35,27 @@ def definitions(module: cst.Module, name: str) -> list[Definition]:
     return found
 
 
+def outlines(text: str, name: str) -> list[str]:
+    """The definitions of a qualified name in a file's text, whatever their formatting."""
+    found: list[ast.AST] = [ast.parse(text)]
+    for part in filter(None, name.split(".")):
+        found = [inner for outer in found for inner in _inner(outer, part)]
+    return [ast.dump(each) for each in found]
+
+
+def _inner(outer: ast.AST, part: str) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(outer):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if node.name == part:
+                yield node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(each, ast.Name) and each.id == part for each in targets):
+                yield node
+        elif isinstance(node, ast.stmt):
+            yield from _inner(node, part)
+
+
 def code(node: cst.CSTNode) -> str:
     return cst.Module([]).code_for_node(node).strip()
 

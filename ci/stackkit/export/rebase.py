@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import libcst as cst
 
 from .base import Base
 from .branch import Branch, Commit, Slice
 from .edits import Edit, EditError
 from .error import ExportError
 from .layer import apply_all
-from .places import code, definitions
+from .places import outlines
 
 
 @dataclass(frozen=True)
@@ -118,13 +115,7 @@ def _write(entry: Slice, old: Base, new: Base) -> list[Fate]:
 
 def _differs(edit: Edit, old: Base, new: Base) -> bool:
     """Whether the definition that an edit is for is another one in the newer base."""
-    texts = [base.repository.text(base.commit, edit.file) for base in (old, new)]
-    return _target(edit, texts[0]) != _target(edit, texts[1])
-
-
-def _target(edit: Edit, text: str | None) -> str:
-    """The definition that an edit is for, without its formatting; empty if it is not there."""
-    found = definitions(cst.parse_module(text), edit.name) if text else []
-    if len(found) != 1 or not edit.name:
-        return ""
-    return ast.dump(ast.parse(code(found[0])))
+    if not edit.name:
+        return False
+    texts = [base.repository.text(base.commit, edit.file) or "" for base in (old, new)]
+    return outlines(texts[0], edit.name) != outlines(texts[1], edit.name)
