@@ -142,13 +142,12 @@ def _row(each: Standing) -> str:
 
 
 def _scope(workspace: Workspace, entry: Slice) -> Iterable[str]:
-    series = {each.id: each for each in workspace.stacks.series(entry.id)}
-    below = [series[each] for each in entry.requires if each in series]
-    for each in below:
-        number = _request(each).number
-        name = f"#{number}" if number else title(workspace, each.id)
+    below = [each for each in workspace.stacks.series(entry.id) if each.id in entry.requires]
+    if below:
+        number = _request(below[-1]).number
+        name = f"#{number}" if number else title(workspace, below[-1].id)
         yield f"Stacked on {name}; please review the last commit alone."
-    if not below:
+    else:
         yield "Stacked on nothing: the lowest of its series."
     pins = [pin for pin in entry.pins if pin.distribution != HOST]
     if pins:
