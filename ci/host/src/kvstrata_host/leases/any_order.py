@@ -411,9 +411,10 @@ class AnyOrder(RuleBasedStateMachine):
             taken = self.take(count, request, real=real, decoding=decoding)
         if not possible or lost is not None:
             assert taken is None
+            retried = self.retry_overdue(count, ids, lost)
             if lost is not None and lost.pages:
                 self.space_of(lost.name).lose(lost.name, lost.pages)
-            else:
+            elif not retried:
                 assert self.observed() == before
             return
         assert taken is not None
@@ -426,6 +427,21 @@ class AnyOrder(RuleBasedStateMachine):
             request.swa += swa
         for name in self.sides:
             self.write(name, swa if name == SWA else full)
+
+    def retry_overdue(
+        self, count: int, ids: dict[IdSpace, list[int]], lost: Injected | None
+    ) -> bool:
+        """A miss gives back what earlier pools leased, which unmaps their overdue pages too."""
+        if count > min(len(self.full.free), len(self.swa.free)):
+            return False
+        retried = False
+        for name, side in self.sides.items():
+            new = ids[IdSpace.SWA if name == SWA else IdSpace.FULL]
+            if name == (lost.name if lost else None) or not side.has_room_for(new):
+                break
+            retried = retried or bool(side.overdue)
+            side.overdue = set()
+        return retried
 
     def take(
         self, count: int, request: Request | None, *, real: bool, decoding: bool
