@@ -56,11 +56,30 @@ DEMO_SLICE = "kvcr"
 TUNED_SLICE = "kvcr-tuning"
 TUNING = "--tuning"
 ELASTIC_SLICE = "packed-indexer"
-BENCH = {"PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("bench", "e2e"))}
-FAULT_LOOP = {
-    "PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("faults", "e2e"))
+PROGRAMS = {
+    "PYTHONPATH": os.pathsep.join(
+        str(ROOT / "tests" / each) for each in ("e2e", "faults", "bench", "elastic")
+    )
 }
-ELASTIC = {"PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / each) for each in ("elastic", "e2e"))}
+BENCHMARKS = {
+    "bench-kvcr-overhead": ("overhead", DEMO_SLICE, "what kvcr adds to SGLang and to KVCR"),
+    "bench-serving": (
+        "serving",
+        TUNED_SLICE,
+        "two servers with shared prefixes, by storage and by option",
+    ),
+    "bench-exact-id": ("leases", ELASTIC_SLICE, "leases beside SGLang and kvcached"),
+    "bench-dsv4": ("dsv4", ELASTIC_SLICE, "managed pools beside native ones"),
+}
+TESTS = {
+    "tests-e2e": (TUNED_SLICE, "that the demo proves its own claims, without its servers"),
+    "tests-faults": (
+        DEMO_SLICE,
+        "that the fault loop makes its faults and counts what came of them",
+    ),
+    "tests-bench": (TUNED_SLICE, "that the benchmarks compute what they print"),
+    "tests-elastic": (ELASTIC_SLICE, "that the demo of elastic pools proves its own claims"),
+}
 COMBINED = {
     "PYTHONPATH": os.pathsep.join(
         str(ROOT / each) for each in ("ci", "tests/combined", "tests/e2e")
@@ -80,10 +99,7 @@ RUNS = [
         for combination in COMBINATIONS.values()
         for release in combination.releases
     ),
-    stackkit.Run("tests-e2e", RELEASES[0]),
-    stackkit.Run("tests-faults", RELEASES[0]),
-    stackkit.Run("tests-bench", RELEASES[0]),
-    stackkit.Run("tests-elastic", RELEASES[0]),
+    *(stackkit.Run(name, RELEASES[0]) for name in TESTS),
     stackkit.Run("tests-export", RELEASES[0]),
     *(stackkit.Run(SLICES[slice_id].application) for slice_id in EXPORTED),
 ]
@@ -351,21 +367,29 @@ def tests_export(session: nox.Session) -> None:
     conclude(session, [stackkit.run_repository_tests(WORKSPACE, "export", over)])
 
 
-@nox.session(name="tests-e2e", requires=["base", *builds_of(TUNED_SLICE)])
-@reported
-def tests_e2e(session: nox.Session) -> None:
-    """Test that the demo proves its own claims, without its servers."""
-    over, _ = demo_layer(session, TUNED_SLICE)
-    conclude(session, [stackkit.run_repository_tests(WORKSPACE, "e2e", over)])
+def add_tests(name: str, slice_id: str, about: str) -> None:
+    def tests(session: nox.Session) -> None:
+        over, _ = demo_layer(session, slice_id)
+        over = dataclasses.replace(over, variables=PROGRAMS)
+        kind = name.removeprefix("tests-")
+        conclude(session, [stackkit.run_repository_tests(WORKSPACE, kind, over)])
+
+    tests.__doc__ = f"Test {about}."
+    nox.session(name=name, requires=["base", *builds_of(slice_id)])(reported(tests))
 
 
-@nox.session(name="tests-faults", requires=["base", *builds_of(DEMO_SLICE)])
-@reported
-def tests_faults(session: nox.Session) -> None:
-    """Test that the fault loop makes its faults and counts what came of them."""
-    over, _ = demo_layer(session)
-    over = dataclasses.replace(over, variables=FAULT_LOOP)
-    conclude(session, [stackkit.run_repository_tests(WORKSPACE, "faults", over)])
+for each, what in TESTS.items():
+    add_tests(each, *what)
+
+
+def run_program(session: nox.Session, over: stackkit.Layer, *arguments: str) -> None:
+    """Run a module under tests/."""
+    if dataclasses.replace(over, variables=PROGRAMS).run("-m", *arguments, cwd=ROOT) != 0:
+        session.error(f"{session.name} failed, or what it checks does not hold")
+
+
+def output(name: str) -> list[str]:
+    return ["--output", str(ROOT / "build" / name)]
 
 
 @nox.session(requires=["base", *builds_of(TUNED_SLICE)])
@@ -373,9 +397,7 @@ def tests_faults(session: nox.Session) -> None:
 def demo(session: nox.Session) -> None:
     """Two real SGLang servers share a prefix through KVCR; see build/demo/."""
     over, others = demo_layer(session, tuned_if_asked(session))
-    options = ["--output", str(ROOT / "build" / "demo"), *others]
-    if over.run("-m", "demo", *options, cwd=ROOT / "tests" / "e2e") != 0:
-        session.error("the demo failed")
+    run_program(session, over, "demo", *output("demo"), *others)
 
 
 @nox.session(requires=["base", *builds_of(TUNED_SLICE)])
@@ -383,64 +405,7 @@ def demo(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Make faults on a peer while a server restores from it; see build/faults/."""
     over, others = demo_layer(session, tuned_if_asked(session))
-    over = dataclasses.replace(over, variables=FAULT_LOOP)
-    options = ["--output", str(ROOT / "build" / "faults"), *others]
-    if over.run("-m", "faults", *options) != 0:
-        session.error("the fault loop failed")
-
-
-@nox.session(name="tests-bench", requires=["base", *builds_of(TUNED_SLICE)])
-@reported
-def tests_bench(session: nox.Session) -> None:
-    """Test that the benchmarks compute what they print."""
-    over, _ = demo_layer(session, TUNED_SLICE)
-    over = dataclasses.replace(over, variables=BENCH)
-    conclude(session, [stackkit.run_repository_tests(WORKSPACE, "bench", over)])
-
-
-@nox.session(name="bench-kvcr-overhead", requires=["base", *builds_of(DEMO_SLICE)])
-@reported
-def bench_kvcr_overhead(session: nox.Session) -> None:
-    """Measure what kvcr adds to SGLang and to KVCR, as ratios of one run; see build/bench/."""
-    over, others = demo_layer(session)
-    options = ["--output", str(ROOT / "build" / "bench"), *others]
-    if over.run("-m", "overhead", *options, cwd=ROOT / "tests" / "bench") != 0:
-        session.error("the benchmark failed, or a limit is exceeded")
-
-
-@nox.session(name="bench-kvcr", requires=["base", *builds_of(TUNED_SLICE)])
-@reported
-def bench_kvcr(session: nox.Session) -> None:
-    """Measure KVCR beside raw KVCR, NIXL, UCX and other storage backends; see build/bench/."""
-    over, others = demo_layer(session, TUNED_SLICE)
-    peers = make(session, "peers", PEERS)
-    over = dataclasses.replace(over, bases=(*over.bases, peers), variables=BENCH)
-    over.lay()
-    options = ["--output", str(ROOT / "build" / "bench")]
-    if verbs := stackkit.unpack_verbs(WORKSPACE.environments / "verbs", session.log):
-        options += ["--verbs", str(verbs)]
-    if over.run("-m", "stores", *options, *others, cwd=ROOT) != 0:
-        session.error("the benchmark failed, or a goal is missed")
-
-
-@nox.session(name="bench-serving", requires=["base", *builds_of(TUNED_SLICE)])
-@reported
-def bench_serving(session: nox.Session) -> None:
-    """Measure two servers with a shared prefix, by storage and by option; see build/bench/."""
-    over, others = demo_layer(session, TUNED_SLICE)
-    over = dataclasses.replace(over, variables=BENCH)
-    options = ["--output", str(ROOT / "build" / "bench"), *others]
-    if over.run("-m", "serving", *options, cwd=ROOT) != 0:
-        session.error("the benchmark failed")
-
-
-@nox.session(name="tests-elastic", requires=["base", *builds_of(ELASTIC_SLICE)])
-@reported
-def tests_elastic(session: nox.Session) -> None:
-    """Test that the demo of elastic pools proves its own claims."""
-    over, _ = demo_layer(session, ELASTIC_SLICE)
-    over = dataclasses.replace(over, variables=ELASTIC)
-    conclude(session, [stackkit.run_repository_tests(WORKSPACE, "elastic", over)])
+    run_program(session, over, "faults", *output("faults"), *others)
 
 
 @nox.session(name="demo-elastic", requires=["base", *builds_of(ELASTIC_SLICE)])
@@ -448,32 +413,33 @@ def tests_elastic(session: nox.Session) -> None:
 def demo_elastic(session: nox.Session) -> None:
     """Memory of DeepSeek-V4 pools follows the load and a limit; see build/demo-elastic/."""
     over, others = demo_layer(session, ELASTIC_SLICE)
-    over = dataclasses.replace(over, variables=ELASTIC)
-    options = ["--output", str(ROOT / "build" / "demo-elastic"), *others]
-    if over.run("-m", "elastic", *options) != 0:
-        session.error("the demo failed")
+    run_program(session, over, "elastic", *output("demo-elastic"), *others)
 
 
-@nox.session(name="bench-exact-id", requires=["base", *builds_of(ELASTIC_SLICE)])
+@nox.session(name="bench-kvcr", requires=["base", *builds_of(TUNED_SLICE)])
 @reported
-def bench_exact_id(session: nox.Session) -> None:
-    """Measure leases beside SGLang and kvcached, as ratios of one run; see build/bench/."""
-    over, others = demo_layer(session, ELASTIC_SLICE)
-    over = dataclasses.replace(over, variables=ELASTIC)
-    options = ["--output", str(ROOT / "build" / "bench"), *others]
-    if over.run("-m", "leases", *options, cwd=ROOT / "tests" / "bench") != 0:
-        session.error("the benchmark failed, or a limit is exceeded")
+def bench_kvcr(session: nox.Session) -> None:
+    """Measure KVCR beside raw KVCR, NIXL, UCX and other storage backends; see build/bench/."""
+    over, others = demo_layer(session, TUNED_SLICE)
+    over = dataclasses.replace(over, bases=(*over.bases, make(session, "peers", PEERS)))
+    over.lay()
+    options = output("bench")
+    if verbs := stackkit.unpack_verbs(WORKSPACE.environments / "verbs", session.log):
+        options += ["--verbs", str(verbs)]
+    run_program(session, over, "stores", *options, *others)
 
 
-@nox.session(name="bench-dsv4", requires=["base", *builds_of(ELASTIC_SLICE)])
-@reported
-def bench_dsv4(session: nox.Session) -> None:
-    """Measure managed pools beside native ones, as ratios of one run; see build/bench/."""
-    over, others = demo_layer(session, ELASTIC_SLICE)
-    over = dataclasses.replace(over, variables=ELASTIC)
-    options = ["--output", str(ROOT / "build" / "bench"), *others]
-    if over.run("-m", "dsv4", *options, cwd=ROOT / "tests" / "bench") != 0:
-        session.error("the benchmark failed, or a limit is exceeded")
+def add_benchmark(name: str, module: str, slice_id: str, about: str) -> None:
+    def measure(session: nox.Session) -> None:
+        over, others = demo_layer(session, slice_id)
+        run_program(session, over, module, *output("bench"), *others)
+
+    measure.__doc__ = f"Measure {about}, as ratios of one run; see build/bench/."
+    nox.session(name=name, requires=["base", *builds_of(slice_id)])(reported(measure))
+
+
+for each, what in BENCHMARKS.items():
+    add_benchmark(each, *what)
 
 
 @nox.session(python=False)
