@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 
@@ -78,15 +79,22 @@ def validate_applied(workspace: Workspace, slice_id: str, layer: Layer) -> Sessi
     pinned = pinned_distributions(workspace, slice_id, layer)
     circumstances = Circumstances.begin(checkout, run.command, pinned)
     tree = Path(applied.tree)
-    tests = [tree / each for each in (*applied.tests, *applied.upstream_tests)]
-    results = run_gates(
-        [gate for gate in entry.gates if gate.session == run.session] or [whole(run.session)],
-        [*tests, Path(applied.checks)] if applied.checks else tests,
-        layer,
+    own = [tree / each for each in applied.tests]
+    if applied.checks:
+        own.append(Path(applied.checks))
+    start = functools.partial(
+        run_gates,
+        layer=layer,
         settings=Path(__file__).with_name("applied-tests.toml"),
         cwd=Path(applied.checks or tree),
         logs=workspace.logs(run.name),
     )
+    gates = [gate for gate in entry.gates if gate.session == run.session] or [whole(run.session)]
+    results = start(gates, own)
+    if applied.upstream_tests:
+        # In a process of their own: they put modules of theirs in the place of real ones.
+        theirs = [tree / each for each in applied.upstream_tests]
+        results += start([whole(f"{entry.upstream}-tests")], theirs)
     return SessionResult(
         session=run.session,
         release=run.release,

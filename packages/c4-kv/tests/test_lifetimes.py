@@ -141,7 +141,9 @@ def test_a_limit_of_c4_is_deferred_then_applied_then_lifted(model: Model) -> Non
 def test_a_miss_of_c4_keeps_the_window_free_too(model: Model) -> None:
     pool = model.pools[C4]
     pool.set_memory_limit(pool.geometry.bundle_bytes, revision=1)
-    model.hand_out_next(58)
+    left_on_vmm_page_0 = (2 << 20) // 37_440 - 1 - 30
+    assert left_on_vmm_page_0 < 30
+    assert model.allocator.full_attn_allocator.alloc(30 * PAGE_TOKENS) is not None
     before = model.picture()
 
     assert model.without_kernels(30) is None

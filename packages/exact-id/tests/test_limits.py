@@ -142,24 +142,28 @@ def test_kvctl_lists_each_pool_and_what_it_maps(made_pools: MakePools) -> None:
     pools = made_pools(swa=GEOMETRY, c4=GEOMETRY)
     pools.lease(swa(1, 2))
 
-    listing = kvctl("list", "--json", segment_name("swa"), segment_name("c4"))
+    listing = kvctl("list", "--json", *(str(pool.segment_name) for pool in pools))
 
     assert json.loads(listing) == [
         {
-            "ipc": segment_name("swa"),
+            "ipc": pools["swa"].segment_name,
             "limit_bytes": GEOMETRY.virtual_bytes,
             "used_bytes": 3 * BUNDLE,
         },
-        {"ipc": segment_name("c4"), "limit_bytes": GEOMETRY.virtual_bytes, "used_bytes": BUNDLE},
+        {
+            "ipc": pools["c4"].segment_name,
+            "limit_bytes": GEOMETRY.virtual_bytes,
+            "used_bytes": BUNDLE,
+        },
     ]
 
 
 def test_kvtop_finds_each_pool(made_pools: MakePools) -> None:
     from kvcached.cli.kvtop import _detect_kvcache_ipc_names
 
-    made_pools(swa=GEOMETRY, c4=GEOMETRY)
+    pools = made_pools(swa=GEOMETRY, c4=GEOMETRY)
 
-    assert {segment_name("swa"), segment_name("c4")} <= set(_detect_kvcache_ipc_names())
+    assert {pools["swa"].segment_name, pools["c4"].segment_name} <= set(_detect_kvcache_ipc_names())
 
 
 def test_a_limit_that_kvctl_sets_is_deferred_then_applied_then_lifted(
@@ -170,14 +174,14 @@ def test_a_limit_that_kvctl_sets_is_deferred_then_applied_then_lifted(
     pools.lease(swa(1, 2, 3))
     pool.set_memory_limit(8 * BUNDLE, revision=7)
 
-    kvctl("limit", segment_name("swa"), str(3 * BUNDLE))
+    kvctl("limit", str(pool.segment_name), str(3 * BUNDLE))
     assert status_of(pool) is LimitStatus.DEFERRED
     assert pool.limit_state.revision == 8
     with pytest.raises(AllocationMiss):
         pools.lease(swa(4))
     pools.release(swa(3))
     assert status_of(pool) is LimitStatus.APPLIED
-    kvctl("limit", segment_name("swa"), str(GEOMETRY.virtual_bytes))
+    kvctl("limit", str(pool.segment_name), str(GEOMETRY.virtual_bytes))
     pools.lease(swa(3, 4))
     assert pool.mapped_bytes == 5 * BUNDLE
 

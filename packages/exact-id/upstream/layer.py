@@ -130,7 +130,6 @@ OWNERSHIP = instead(
         "The pools that installed slices can manage; a copy.": (
             "The pools that are claimed; a copy."
         ),
-        "no installed slice manages it": "nothing manages it",
         """CLAIMS = "kvcached.integration.sglang.exact_id.claims"
 \"\"\"The group of entry points under which a slice lists its Claims for `installed_claims`.\"\"\"
 
@@ -221,6 +220,7 @@ tests/test_sglang_exact_id_patches.py, tests/test_sglang_exact_id_readiness.py.
             "kvstrata_exact_id_pools": "__kvcached_exact_id_pools__",
             "kvstrata_exact_id_owners": "__kvcached_exact_id_owners__",
             "kvstrata-exact-id": "kvcached",
+            "no installed slice manages it": "nothing manages it",
         },
         kept_lint=("F401", "F821", "E402", "SIM115"),
     ),

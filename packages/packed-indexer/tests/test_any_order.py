@@ -6,7 +6,7 @@ from kvstrata_host.leases.any_order import run_in_any_order
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("switched_on")]
 
-STEPS = 5_000
+STEPS = 2_000
 
 
 @pytest.mark.timeout(600)

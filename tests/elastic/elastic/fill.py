@@ -35,7 +35,9 @@ _COURSE: tuple[tuple[Course, float], ...] = (
     ("ebbing", 0.5),
     ("ebbing", 0.1),
 )
-_PRESSURE_AT = ("ebbing", 0.5)
+_LIMIT_AT = ("growing", 0.1)
+"""Later the indexer has all of its few VMM pages, and a limit on what it has holds nothing back."""
+_LITTLE_MEMORY_AT = ("ebbing", 0.5)
 _BEYOND_PAGES = 64
 _STRIDE_BYTES = 1024
 """Less than a page of the kernel's, so that all of a KV page becomes resident."""
@@ -69,7 +71,7 @@ class Fill:
     def play(self, tell: Callable[[str], None]) -> tuple[Savings, tuple[Miss, ...]]:
         """Fill and empty the pools; the misses come in between."""
         levels: list[Level] = []
-        misses: tuple[Miss, ...] = ()
+        misses: list[Miss] = []
         for course, share in _COURSE:
             self._go_to(share)
             level = self._level(course, share)
@@ -77,8 +79,14 @@ class Fill:
             tell(
                 f"{course}, {share:.0%} of the pages in use: {level.managed_bytes >> 20} MiB mapped"
             )
-            if (course, share) == _PRESSURE_AT:
-                misses = self._press(tell)
+            if (course, share) == _LIMIT_AT:
+                limit = self._limit_on_the_indexer()
+                misses.append(self._press("a kvctl limit on the indexer", limit, tell))
+                self._go_to(share)
+            if (course, share) == _LITTLE_MEMORY_AT:
+                cause = "the device has no memory for all of it"
+                misses.append(self._press(cause, self._little_memory(), tell))
+                self._go_to(share)
         while self.running:
             self._end(self.running[-1])
         savings = Savings(
@@ -89,7 +97,7 @@ class Fill:
             pages_compared=self._contents.pages_compared,
             pages_damaged=self._contents.pages_damaged,
         )
-        return savings, misses
+        return savings, tuple(misses)
 
     def _go_to(self, share: float) -> None:
         """Start or end contexts until this share of the full pages is in use."""
@@ -159,18 +167,12 @@ class Fill:
 
     # Pressure
 
-    def _press(self, tell: Callable[[str], None]) -> tuple[Miss, ...]:
-        obstacles: tuple[tuple[str, Callable[[], AbstractContextManager[None]]], ...] = (
-            ("a kvctl limit on the indexer", self._limit_on_the_indexer),
-            ("the device has no memory for all of it", self._little_memory),
-        )
-        misses = []
-        for cause, make_obstacle in obstacles:
-            miss = self._provoke(cause, make_obstacle())
-            misses.append(miss)
-            self._go_to(_PRESSURE_AT[1])
-            tell(f"{cause}: {miss.pages} pages {'missed' if miss.missed else 'were there'}")
-        return tuple(misses)
+    def _press(
+        self, cause: str, obstacle: AbstractContextManager[None], tell: Callable[[str], None]
+    ) -> Miss:
+        miss = self._provoke(cause, obstacle)
+        tell(f"{cause}: {miss.pages} pages {'missed' if miss.missed else 'were there'}")
+        return miss
 
     def _provoke(self, cause: str, obstacle: AbstractContextManager[None]) -> Miss:
         """Ask for more than there is memory for, then end contexts until the same fits."""
