@@ -272,6 +272,15 @@ WITHOUT_HOOKS: tuple[Edit, ...] = (
     ),
 )
 
+FRONT = instead(
+    {
+        """
+
+Nothing here imports SGLang, KVCR or NIXL: the package is importable where they are missing.
+""": ""
+    }
+)
+
 OPTIONS = {
     "Options of sglang-kvcr-tuning, which has to be installed for them.": (
         "Options of an extension; refused where there is none."
@@ -370,11 +379,12 @@ and all emit the same acknowledgements whatever fails on one of them.
         *folder(
             "src/kvstrata/kvcr",
             HOME,
-            "__init__.py agreement.py batch.py boundaries.py contract.py dram.py "
+            "agreement.py batch.py boundaries.py contract.py dram.py "
             "endpoints.py errors.py hints.py identity.py instance.py keys.py layout.py losses.py "
             "metrics.py peers.py pools.py preflight.py rate_limit.py runner.py session.py "
             "staging.py store.py topology.py transfers.py worker.py",
         ),
+        File("src/kvstrata/kvcr/__init__.py", f"{HOME}/__init__.py", (FRONT,)),
         File("src/kvstrata/kvcr/config.py", f"{HOME}/config.py", (instead(OPTIONS),)),
         File("src/kvstrata/kvcr/extension.py", f"{HOME}/extension.py", (EXTENSION,)),
         File(
