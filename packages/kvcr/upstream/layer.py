@@ -270,6 +270,22 @@ WITHOUT_HOOKS: tuple[Edit, ...] = (
         "tests/test_transfers.py",
         "test_every_rank_backs_up_its_own_copy_of_replicated_kv",
     ),
+    # The hint that hooks would take from the thread is an argument.
+    Insert(
+        "tests/test_store.py",
+        "Replica",
+        END,
+        """
+        def restore(self, tokens: list[int]) -> tuple[int, list[torch.Tensor]]:
+            prefetch = partial(self.controller.prefetch, kv_hint=carried())
+            with mock.patch.object(self.controller, "prefetch", prefetch):
+                return super().restore(tokens)
+        """,
+        spaced=True,
+    ),
+    AddImport("tests/test_store.py", "", HINTS, "carried"),
+    AddImport("tests/test_store.py", "", "functools", "partial"),
+    AddImport("tests/test_store.py", "", "unittest", "mock"),
 )
 
 FRONT = instead(
