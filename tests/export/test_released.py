@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcr on the released SGLang: what its pull request is made of."""
+"""kvcr and what is above it on the released SGLang: what their pull requests are made of."""
 
 import os
 from pathlib import Path
@@ -15,12 +15,14 @@ from stackkit.export import (
     build,
     layer_of,
     of_installed,
+    patches,
     stack_of,
 )
 
 ROOT = Path(__file__).parents[2]
 WORKSPACE = Workspace.open(ROOT)
 SRT = "python/sglang/srt/"
+TOP = "kvcr-tuning"
 HOME = f"{SRT}mem_cache/storage/kvcr/"
 TESTS = "test/registered/unit/mem_cache/storage/kvcr/"
 HELPERS = "python/sglang/test/kvcr/"
@@ -33,19 +35,20 @@ def release() -> tuple[str, Path]:
 
 @pytest.fixture(scope="module")
 def slices() -> list[Slice]:
-    return stack_of(WORKSPACE.stacks, ROOT, "kvcr")[1]
+    return stack_of(WORKSPACE.stacks, ROOT, TOP)[1]
 
 
 @pytest.fixture(scope="module")
 def branch(tmp_path_factory: pytest.TempPathFactory, slices: list[Slice]) -> Branch:
-    upstream, _ = stack_of(WORKSPACE.stacks, ROOT, "kvcr")
+    upstream, _ = stack_of(WORKSPACE.stacks, ROOT, TOP)
     version, place = release()
-    work = tmp_path_factory.mktemp("kvcr")
+    work = tmp_path_factory.mktemp("stack")
     return build(of_installed(place, upstream, version, Repository.make(work)), slices)
 
 
 def test_kvcr_is_one_commit_of_new_files_of_its_own_and_small_edits(branch: Branch) -> None:
-    (commit,) = branch.commits
+    commit = branch.commits[0]
+    assert commit.slice.id == "kvcr"
     lines = branch.base.repository.run("diff", "--numstat", commit.parent, commit.commit)
     edited = 0
     for line in lines.splitlines():
@@ -57,6 +60,30 @@ def test_kvcr_is_one_commit_of_new_files_of_its_own_and_small_edits(branch: Bran
     assert 0 < edited < 100
 
 
+def test_kvcr_tuning_is_new_files_and_one_edit_of_the_backend_below_it(branch: Branch) -> None:
+    lower, upper = branch.commits
+    assert upper.parent == lower.commit
+    lines = branch.base.repository.run("diff", "--name-only", upper.parent, upper.commit)
+    own = (f"{HOME}tuning/", f"{TESTS}tuning/")
+    assert [file for file in lines.splitlines() if not file.startswith(own)] == [
+        f"{HOME}extension.py"
+    ]
+
+
+def test_kvcr_tuning_does_not_apply_without_the_layer_below_it(
+    branch: Branch, tmp_path: Path
+) -> None:
+    mails = patches.write(branch, tmp_path / "patches")
+    bare = branch.base.repository.worktree(tmp_path / "bare", branch.base.commit)
+    with pytest.raises(ExportError, match="apply the layers below it first") as error:
+        patches.am(bare, mails[1])
+    assert error.value.file == mails[1].name
+    assert bare.is_clean()
+    patches.am(bare, mails[0])
+    patches.am(bare, mails[1])
+    assert bare.tree("HEAD") == branch.commits[1].tree
+
+
 def test_the_base_is_the_whole_release(branch: Branch) -> None:
     assert branch.base.repository.text(branch.base.commit, f"{SRT}managers/scheduler.py")
     listed = branch.base.repository.run("ls-tree", "-r", "--name-only", branch.base.commit)
@@ -64,26 +91,30 @@ def test_the_base_is_the_whole_release(branch: Branch) -> None:
     assert {target.rpartition(".")[2] for target, _ in branch.base.built} == {"so"}
 
 
-def test_every_module_of_the_slice_is_exported_or_left_out_with_a_reason(
+def test_every_module_of_a_slice_is_exported_or_left_out_with_a_reason(
     slices: list[Slice],
 ) -> None:
-    layer = slices[-1].layer
-    modules = {path.name for path in (slices[-1].package / "src/kvstrata/kvcr").glob("*.py")}
-    exported = {Path(file.source).name for file in layer.files if file.source.startswith("src/")}
-    left_out = {name for names in layer.left_out for name in names.split(", ")}
-    assert exported | left_out == modules
-    assert not exported & left_out
+    for each in slices:
+        layer = each.layer
+        modules = {path.name for path in (each.package / "src/kvstrata").glob("*/*.py")}
+        exported = {
+            Path(file.source).name for file in layer.files if file.source.startswith("src/")
+        }
+        left_out = {name for names in layer.left_out for name in names.split(", ")}
+        assert exported | left_out == modules, each.id
+        assert not exported & left_out, each.id
 
 
-def test_every_test_of_the_slice_is_exported_checked_or_about_what_is_left_out(
+def test_every_test_of_a_slice_is_exported_checked_or_about_what_is_left_out(
     slices: list[Slice],
 ) -> None:
-    layer = slices[-1].layer
-    tests = {path.name for path in (slices[-1].package / "tests").glob("test_*.py")}
-    taken = {Path(file.source).name for file in (*layer.files, *layer.helpers)}
-    elsewhere = {name for names in layer.tested_elsewhere for name in names.split(", ")}
-    assert (taken & tests) | elsewhere == tests
-    assert not taken & elsewhere
+    for each in slices:
+        layer = each.layer
+        tests = {path.name for path in (each.package / "tests").glob("test_*.py")}
+        taken = {Path(file.source).name for file in (*layer.files, *layer.helpers)}
+        elsewhere = {name for names in layer.tested_elsewhere for name in names.split(", ")}
+        assert (taken & tests) | elsewhere == tests, each.id
+        assert not taken & elsewhere, each.id
 
 
 def test_another_release_is_not_taken_for_the_base(tmp_path: Path) -> None:

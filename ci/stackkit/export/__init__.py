@@ -29,6 +29,7 @@ from .names import Names
 from .places import Anchor, Assigns, Calls, Imports, Tests
 from .rebase import Fate, Rebase, rebase
 from .style import Style
+from .texts import instead
 
 __all__ = [
     "END",
@@ -65,6 +66,7 @@ __all__ = [
     "before",
     "build",
     "folder",
+    "instead",
     "layer_of",
     "of_clone",
     "of_installed",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """exact-id as a pull request to kvcached: patches of SGLang among its own."""
 
-from stackkit.export import AddElement, AddImport, Edit, File, Layer, Names, folder
-from stackkit.export.kvcached import STYLE, headed, instead
+from stackkit.export import AddElement, AddImport, Edit, File, Layer, Names, folder, instead
+from stackkit.export.kvcached import STYLE, headed
 
 PACKAGE = "kvcached.integration.sglang.exact_id"
 HOME = "kvcached/integration/sglang/exact_id"

@@ -23,12 +23,14 @@ from stackkit.export import (
     after,
     before,
     folder,
+    instead,
 )
 from stackkit.export.readme import readme
 from stackkit.export.sglang import STYLE, registered
 
 PACKAGE = "sglang.srt.mem_cache.storage.kvcr"
 HELPERS = "sglang.test.kvcr"
+CHECKS = "kvcr_on_host"
 
 SRT = "python/sglang/srt"
 HOME = f"{SRT}/mem_cache/storage/kvcr"
@@ -94,8 +96,12 @@ ATTACHING: tuple[Edit, ...] = (
         CONTROLLER,
         "HiCacheController.attach_storage_backend",
         before(Calls("self.storage_stop_event.clear")),
-        """
+        f"""
         if self.storage_backend_type == "kvcr":
+            from {PACKAGE}.agreement import check_alike
+
+            # Comes first: what fails on one rank alone would leave the others waiting.
+            check_alike(self)
             # It starts on all pools at once, here, where a refusal undoes the attachment.
             for entry in getattr(self.mem_pool_host, "entries", ()):
                 self.storage_backend.register_mem_host_pool_v2(entry.host_pool, entry.name)
@@ -112,7 +118,9 @@ ATTACHING: tuple[Edit, ...] = (
             from {PACKAGE}.losses import warn
 
             # Only here are the prefetch policy, its deadline and the pools known together.
-            warn(cache, cache.cache_controller.storage_backend.operation_timeout_seconds)
+            store = cache.cache_controller.storage_backend
+            warn(cache, store.operation_timeout_seconds)
+            store.ways.attached(cache)
         """,
         spaced=True,
     ),
@@ -252,9 +260,9 @@ WITHOUT_NIXL_THREAD: tuple[Edit, ...] = (
 
 # What these did by hooks, the tree does by itself.
 WITHOUT_HOOKS: tuple[Edit, ...] = (
-    Remove("tests/trees.py", "TreeRank.attach.load", Calls("activate")),
-    Remove("tests/trees.py", "", Imports(f"{PACKAGE}.activation")),
-    Remove("tests/trees.py", "", Imports(f"{PACKAGE}.plugin")),
+    Remove(f"{CHECKS}/trees.py", "TreeRank.attach.load", Calls("activate")),
+    Remove(f"{CHECKS}/trees.py", "", Imports(f"{PACKAGE}.activation")),
+    Remove(f"{CHECKS}/trees.py", "", Imports(f"{PACKAGE}.plugin")),
     Remove("tests/test_losses.py", "test_another_backend_is_not_warned_of"),
     Remove("tests/test_losses.py", "", Imports(PACKAGE)),
     Remove("tests/test_transfers.py", "", Imports(PACKAGE)),
@@ -262,6 +270,90 @@ WITHOUT_HOOKS: tuple[Edit, ...] = (
         "tests/test_transfers.py",
         "test_every_rank_backs_up_its_own_copy_of_replicated_kv",
     ),
+    # The hint that hooks would take from the thread is an argument.
+    Insert(
+        "tests/test_store.py",
+        "Replica",
+        END,
+        """
+        def restore(self, tokens: list[int]) -> tuple[int, list[torch.Tensor]]:
+            prefetch = partial(self.controller.prefetch, kv_hint=carried())
+            with mock.patch.object(self.controller, "prefetch", prefetch):
+                return super().restore(tokens)
+        """,
+        spaced=True,
+    ),
+    AddImport("tests/test_store.py", "", HINTS, "carried"),
+    AddImport("tests/test_store.py", "", "functools", "partial"),
+    AddImport("tests/test_store.py", "", "unittest", "mock"),
+)
+
+FRONT = instead(
+    {
+        """
+
+Nothing here imports SGLang, KVCR or NIXL: the package is importable where they are missing.
+""": ""
+    }
+)
+
+OPTIONS = {
+    "Options of sglang-kvcr-tuning, which has to be installed for them.": (
+        "Options of an extension; refused where there is none."
+    )
+}
+
+# A package registers what reads the options. In the tree they are refused until a reader is there.
+EXTENSION = instead(
+    {
+        "What another package may change": "What an extension may change",
+        """An extension registers itself in its plugin's ``load()``, under the setting ``tuning``. \
+Without that
+setting a store""": "Without the setting ``tuning`` a store",
+        """# A plugin that registers an extension is loaded where nothing of this may be used.
+""": "",
+        """PACKAGE = "sglang-kvcr-tuning"
+\"\"\"The distribution that reads the setting ``tuning``.\"\"\"
+
+PLUGIN = "kvstrata_kvcr_tuning"
+\"\"\"Its name among SGLang's plugins.\"\"\"
+
+""": "",
+        """class Make(Protocol):
+    \"\"\"How an extension is made from the setting ``tuning``.\"\"\"
+
+    def __call__(
+        self, options: Mapping[str, object], surroundings: Surroundings, inner: Extension
+    ) -> Extension:
+        \"\"\"An extension that does in the ways of `inner` whatever no option changes.
+
+        Returns `inner` itself if none does. Raises ConfigError for options that are wrong or do not
+        fit the surroundings.
+        \"\"\"
+
+
+_registered: list[Make] = []
+
+
+def register(make: Make) -> None:
+    \"\"\"Offer what reads the setting ``tuning``; a later offer replaces an earlier one.\"\"\"
+    _registered[:] = [make]
+
+
+""": "",
+        """    if not options:
+        return inner
+    if not _registered:
+        fix = f"Run: pip install {PACKAGE}"
+        if allowed := os.environ.get("SGLANG_PLUGINS"):
+            fix += f", and add {PLUGIN} to SGLANG_PLUGINS, which is {allowed!r}"
+        raise ConfigError("tuning", options, f"nothing, unless {PACKAGE} is installed", f"{fix}.")
+    return _registered[0](options, surroundings, inner)
+""": """    if not options:
+        return inner
+    raise ConfigError("tuning", options, "nothing", "Remove tuning from the extra config.")
+""",
+    }
 )
 
 TOP = """
@@ -294,6 +386,7 @@ and all emit the same acknowledgements whatever fails on one of them.
             "tests.runners": f"{HELPERS}.runners",
             "tests.peer": f"{HELPERS}.peer",
             "kvstrata_host.ports": f"{HELPERS}.ports",
+            "kvstrata_host.kvcr": CHECKS,
         },
         words={"kvstrata_kvcr_hint": "kv_hint", "kvstrata": "sglang"},
     ),
@@ -302,11 +395,14 @@ and all emit the same acknowledgements whatever fails on one of them.
         *folder(
             "src/kvstrata/kvcr",
             HOME,
-            "__init__.py agreement.py batch.py boundaries.py config.py contract.py dram.py "
+            "agreement.py batch.py boundaries.py contract.py dram.py "
             "endpoints.py errors.py hints.py identity.py instance.py keys.py layout.py losses.py "
             "metrics.py peers.py pools.py preflight.py rate_limit.py runner.py session.py "
             "staging.py store.py topology.py transfers.py worker.py",
         ),
+        File("src/kvstrata/kvcr/__init__.py", f"{HOME}/__init__.py", (FRONT,)),
+        File("src/kvstrata/kvcr/config.py", f"{HOME}/config.py", (instead(OPTIONS),)),
+        File("src/kvstrata/kvcr/extension.py", f"{HOME}/extension.py", (EXTENSION,)),
         File(
             "README.md",
             f"{HOME}/README.md",
@@ -323,6 +419,7 @@ and all emit the same acknowledgements whatever fails on one of them.
                         "Limits",
                     ),
                     without=("| `nixl_progress_thread`",),
+                    instead=OPTIONS,
                 ),
             ),
         ),
@@ -346,15 +443,19 @@ and all emit the same acknowledgements whatever fails on one of them.
     },
     tested_elsewhere={
         "test_plugin.py, test_doctor.py, test_settings.py, test_shelf.py": "of what is left out",
+        "test_extension.py": "of how a package registers itself; test_tree.py has the rest",
         "test_runner.py, test_staging.py, test_host_bytes.py, test_identity.py, test_layout.py": (
             "of modules that are the same here; each peer would import all of SGLang"
         ),
     },
     helpers=(
         *folder(
+            "/ci/host/src/kvstrata_host/kvcr", CHECKS, "__init__.py replica.py shelf.py trees.py"
+        ),
+        *folder(
             "tests",
             "tests",
-            "replica.py shelf.py trees.py test_agreement.py test_losses.py test_request_hints.py "
+            "test_agreement.py test_losses.py test_request_hints.py "
             "test_server.py test_store.py test_transfers.py",
         ),
         File("upstream/test_tree.py", "tests/test_tree.py"),
