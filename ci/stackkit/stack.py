@@ -78,13 +78,17 @@ class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One run of tests in a session; it passes only if at least `min_tests` tests really ran."""
+    """One run of tests in a session; it passes only if at least `min_tests` tests really ran.
+
+    `processes` share the test files among them.
+    """
 
     id: Id
     kind: Literal["cpu", "gpu", "integration", "bench"]
     session: Text
     required: bool
     min_tests: Annotated[int, msgspec.Meta(ge=1)]
+    processes: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

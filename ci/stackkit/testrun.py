@@ -39,6 +39,8 @@ def run_gates(
         junit.unlink(missing_ok=True)
         options: list[str | Path] = ["-c", settings, "--rootdir", cwd, "-p", "no:cacheprovider"]
         options += ["--timeout", str(_TEST_TIMEOUT_S), "--junit-xml", junit]
+        if gate.processes > 1:
+            options += ["--numprocesses", str(gate.processes), "--dist", "loadfile"]
         options += ["-m", selection(gate, started), *tests]
         exit_code = layer.run("-m", "pytest", *options, cwd=cwd)
         results.append(judge(gate, junit, exit_code=exit_code))

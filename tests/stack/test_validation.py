@@ -59,6 +59,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(True, reason="no device")]
 def test_on_it():
     assert pytestmark
 """
+SHARED_TEST = """
+import os
+
+def test_on_a_process_of_its_own():
+    assert os.environ["PYTEST_XDIST_WORKER_COUNT"] == "2"
+"""
 CPU_GATE = """
 id = "bottom-cpu"
 kind = "cpu"
@@ -191,6 +197,16 @@ def test_the_gpu_tests_run_in_their_own_gate_where_there_is_a_device(
     assert [gate.result for gate in without.gates] == ["pass", "not_run"]
     assert without.gates[1].reason == "0 tests ran, 1 must"
     assert [(gate.passed, len(gate.skipped)) for gate in result.gates] == [(1, 0), (1, 0)]
+
+
+def test_the_processes_of_a_gate_share_its_files(checkout: Checkout) -> None:
+    checkout.edit("stacks/synthetic.toml", CPU_GATE, CPU_GATE + "processes = 2\n")
+    checkout.write("packages/bottom/tests/test_shared.py", SHARED_TEST)
+    checkout.build("bottom")
+
+    (gate,) = checkout.validate("bottom").gates
+
+    assert (gate.result, gate.passed) == ("pass", 2)
 
 
 @pytest.mark.parametrize(

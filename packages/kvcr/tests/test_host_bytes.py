@@ -226,7 +226,7 @@ def test_a_call_that_makes_no_sense_is_a_miss_of_every_page_before_any_io(
         else:
             window.host_indices = None
         calls: list[object] = []
-        for method in ("deposit", "deliver", "fetch"):
+        for method in ("deposit", "deliver", "claimed"):
             monkeypatch.setattr(own.runner, method, calls.append)
         expected = {str(kv.name): [False] * 2, str(window.name): [False] * 2}
         assert own.store.batch_get_v2([kv, window]) == expected
