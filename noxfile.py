@@ -382,8 +382,8 @@ def add_tests(name: str, slice_id: str, about: str) -> None:
     nox.session(name=name, requires=["base", *builds_of(slice_id)])(reported(tests))
 
 
-for each, what in TESTS.items():
-    add_tests(each, *what)
+for each, tested in TESTS.items():
+    add_tests(each, *tested)
 
 
 def run_program(session: nox.Session, over: stackkit.Layer, *arguments: str) -> None:
@@ -442,8 +442,8 @@ def add_benchmark(name: str, module: str, slice_id: str, about: str) -> None:
     nox.session(name=name, requires=["base", *builds_of(slice_id)])(reported(measure))
 
 
-for each, what in BENCHMARKS.items():
-    add_benchmark(each, *what)
+for each, measured in BENCHMARKS.items():
+    add_benchmark(each, *measured)
 
 
 @nox.session(python=False)

@@ -180,7 +180,6 @@ def test_another_value_is_off_and_said_to_be(value: str, caplog: pytest.LogCaptu
     "another kvcached": ({"kvcached_version": "0.1.7"}, "kvcached is 0.1.7; supported: 0.1.6"),
 """: "",
         "only_where_a_slice_claims_it": "only_where_it_is_claimed",
-        "no installed slice manages it": "nothing manages it",
     }
 )
 
