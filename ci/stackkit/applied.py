@@ -13,7 +13,7 @@ import msgspec
 from .checkout import Checkout
 from .circumstances import Circumstances
 from .environment import Layer
-from .results import Run, SessionResult
+from .results import Run, SessionResult, joined
 from .stack import Slice
 from .testrun import run_gates
 from .validation import (
@@ -94,7 +94,8 @@ def validate_applied(workspace: Workspace, slice_id: str, layer: Layer) -> Sessi
     if applied.upstream_tests:
         # In a process of their own: they put modules of theirs in the place of real ones.
         theirs = [tree / each for each in applied.upstream_tests]
-        results += start([whole(f"{entry.upstream}-tests")], theirs)
+        (others,) = start([whole(f"{entry.upstream}-tests")], theirs)
+        results = (joined(results[0], others), *results[1:])
     return SessionResult(
         session=run.session,
         release=run.release,

@@ -125,6 +125,20 @@ def judge(gate: Gate, junit: Path, *, exit_code: int) -> GateResult:
     )
 
 
+def joined(first: GateResult, second: GateResult) -> GateResult:
+    """One gate whose tests ran in two processes; the log is that of the first."""
+    worse = next((each for each in (first, second) if each.result != "pass"), first)
+    return msgspec.structs.replace(
+        first,
+        passed=first.passed + second.passed,
+        failed=first.failed + second.failed,
+        skipped=first.skipped + second.skipped,
+        seconds=first.seconds + second.seconds,
+        result=worse.result,
+        reason=worse.reason,
+    )
+
+
 def unstarted(gate: Gate, reason: str) -> GateResult:
     """The result of a gate that cannot run here."""
     return GateResult(

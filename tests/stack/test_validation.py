@@ -10,10 +10,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stackkit import (
     Environment,
+    GateResult,
     Run,
     StaleWheelError,
     ValidationError,
@@ -22,6 +24,7 @@ from stackkit import (
     table,
     validate_combination,
 )
+from stackkit.results import joined
 
 from .synthetic import GPU_GATE, PASSING, STACK, Checkout, write
 
@@ -431,3 +434,23 @@ def test_a_stack_and_a_package_that_disagree_are_told_apart(
 
     assert any(complaint in line for line in lines)
     assert all(line.startswith("packages/") for line in lines)
+
+
+def test_a_gate_whose_tests_ran_in_two_processes_fails_if_one_of_them_did() -> None:
+    passed = GateResult(
+        gate="bottom-cpu",
+        kind="cpu",
+        required=True,
+        min_tests=1,
+        passed=2,
+        failed=0,
+        skipped=(),
+        seconds=1.0,
+        result="pass",
+    )
+    failed = msgspec.structs.replace(passed, failed=1, result="fail", reason="1 failed")
+
+    assert joined(passed, passed).result == "pass"
+    for both in (joined(passed, failed), joined(failed, passed)):
+        assert (both.passed, both.failed, both.seconds) == (4, 1, 2.0)
+        assert (both.result, both.reason) == ("fail", "1 failed")

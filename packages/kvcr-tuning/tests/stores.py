@@ -11,7 +11,7 @@ from kvcr.types import BlockKey, MemoryRef
 from kvstrata.kvcr.hints import Hint, carrying
 from kvstrata.kvcr.keys import page_keys
 from kvstrata.kvcr.runner import Runner
-from kvstrata_host.kvcr.replica import PlainReplica, page_hash, pools_of, settings
+from kvstrata_host.kvcr.replica import PATIENT, PlainReplica, page_hash, pools_of, settings
 
 
 @contextmanager
@@ -19,7 +19,9 @@ def replica(
     tuning: Mapping[str, object], kind: str = "mha", layout: str = "page_first", **changes: object
 ) -> Iterator[PlainReplica]:
     """A store of one kind of model with these options."""
-    made = PlainReplica(pools_of(kind, layout), settings(tuning=dict(tuning), **changes))
+    made = PlainReplica(
+        pools_of(kind, layout), settings(**(PATIENT | changes), tuning=dict(tuning))
+    )
     try:
         yield made
     finally:

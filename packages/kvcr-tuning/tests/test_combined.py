@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata_host.kvcr.replica import PlainReplica, pools_of, settings
+from kvstrata_host.kvcr.replica import PATIENT, PlainReplica, pools_of, settings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -33,7 +33,7 @@ class Counting:
 
 
 def test_kv_and_its_indexer_are_one_operation_with_results_of_their_own() -> None:
-    replica = PlainReplica(pools_of("indexer", "page_first"), settings())
+    replica = PlainReplica(pools_of("indexer", "page_first"), settings(**PATIENT))
     try:
         counting = Counting(replica.runner)
         assert replica.back_up(ALL) == {"kv": [True] * 3, "indexer": [True] * 3}
@@ -44,7 +44,7 @@ def test_kv_and_its_indexer_are_one_operation_with_results_of_their_own() -> Non
 
 
 def test_a_page_that_one_pool_lacks_is_missed_in_that_pool_alone() -> None:
-    replica = PlainReplica(pools_of("indexer", "page_first"), settings())
+    replica = PlainReplica(pools_of("indexer", "page_first"), settings(**PATIENT))
     try:
         places = {page: page for page in ALL}
         for pool in replica.pools.values():

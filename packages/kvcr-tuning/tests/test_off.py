@@ -13,7 +13,7 @@ from kvstrata.kvcr.runner import Runner
 from kvstrata.kvcr.session import Session
 from kvstrata.kvcr_tuning import TuningConfig
 from kvstrata.kvcr_tuning.around import Around
-from kvstrata_host.kvcr.replica import PlainReplica, pools_of, settings
+from kvstrata_host.kvcr.replica import PATIENT, PlainReplica, pools_of, settings
 
 from .ways import ways_of
 
@@ -25,7 +25,7 @@ OFF = {name: getattr(TuningConfig(), name) for name in TuningConfig.__struct_fie
 @pytest.mark.parametrize("tuning", [{}, OFF], ids=["not-mentioned", "off"])
 def test_with_every_option_off_a_store_uses_the_same_objects(tuning: dict[str, object]) -> None:
     assert ways_of(tuning) is ENABLEMENT
-    replica = PlainReplica(pools_of("mha", "page_first"), settings(tuning=tuning))
+    replica = PlainReplica(pools_of("mha", "page_first"), settings(**PATIENT, tuning=tuning))
     try:
         session = replica.store._session
         assert session is not None

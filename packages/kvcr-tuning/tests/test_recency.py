@@ -9,7 +9,7 @@ import pytest
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolTransfer
 
 from kvstrata.kvcr.session import Peer
-from kvstrata_host.kvcr.replica import PAGES, PlainReplica, page_hash, pools_of, settings
+from kvstrata_host.kvcr.replica import PAGES, PATIENT, PlainReplica, page_hash, pools_of, settings
 
 from .ways import switches
 
@@ -28,7 +28,9 @@ class Replica(PlainReplica):
         pools = pools_of(kind, "page_first")
         page_bytes = sum(pool.get_dummy_flat_data_page().nbytes for pool in pools.values())
         page_bytes += CHECKSUM_BYTES * len(pools) if "verify_bytes" in tuning else 0
-        super().__init__(pools, settings(dram_bytes=TIER_PAGES * page_bytes, tuning=tuning))
+        super().__init__(
+            pools, settings(**PATIENT, dram_bytes=TIER_PAGES * page_bytes, tuning=tuning)
+        )
         assert set(self.runner.tier_pages.values()) == {TIER_PAGES}
 
     def call(self, name: str, pages: Sequence[int], prefix: Sequence[int]) -> list[bool]:

@@ -12,7 +12,7 @@ from sglang.srt.runtime_context import get_context
 from kvstrata.kvcr import ConfigError
 from kvstrata.kvcr.endpoints import Endpoint
 from kvstrata.kvcr.hints import Hint, carrying
-from kvstrata_host.kvcr.replica import PlainReplica, page_hash, pools_of, settings
+from kvstrata_host.kvcr.replica import PATIENT, PlainReplica, page_hash, pools_of, settings
 from kvstrata_host.kvcr.trees import TreeRank
 from kvstrata_host.ports import free_ports
 
@@ -31,7 +31,7 @@ def server(
     """The ranks of a server, each a store on host pools of its own."""
     control_port, nixl_port = free_ports(2, run=size)
     ports = {"control_port": control_port, "nixl_port": nixl_port}
-    chosen = settings(**ports, tuning=tuning or {"shared_mla": True}, **changes)
+    chosen = settings(**ports, **PATIENT, tuning=tuning or {"shared_mla": True}, **changes)
     ranks: list[PlainReplica] = []
     try:
         for rank in range(size):

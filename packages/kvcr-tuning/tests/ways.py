@@ -9,7 +9,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from kvstrata.kvcr.extension import Extension
 from kvstrata.kvcr.store import KvcrStore
 from kvstrata.kvcr_tuning import TuningConfig
-from kvstrata_host.kvcr.replica import RANK, settings
+from kvstrata_host.kvcr.replica import PATIENT, RANK, settings
 from kvstrata_host.rank import bring_up
 
 _NEEDS_SETUP = ("stage_metrics", "huge_pages")
@@ -26,7 +26,7 @@ def switches(*left_out: str) -> dict[str, object]:
 def ways_of(tuning: Mapping[str, object], **topology: Any) -> Extension:
     """The ways of a store with these options, on a rank of this topology."""
     bring_up()
-    extra = settings(tuning=dict(tuning))
+    extra = settings(**PATIENT, tuning=dict(tuning))
     config = HiCacheStorageConfig(**{**vars(RANK), **topology, "extra_config": extra})
     ways: Extension = KvcrStore(config, "unused").ways
     return ways

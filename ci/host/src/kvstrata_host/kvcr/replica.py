@@ -40,6 +40,10 @@ RANK = HiCacheStorageConfig(
 )
 
 
+PATIENT: dict[str, object] = {"operation_timeout_seconds": 30, "abandon_timeout_seconds": 60}
+"""Settings for stores of one process, where a source may have to wait for the interpreter."""
+
+
 def settings(**changes: object) -> dict[str, Any]:
     """Settings for a test, on free ports."""
     control_port, nixl_port = free_ports(2)
