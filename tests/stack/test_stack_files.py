@@ -6,25 +6,13 @@ import pytest
 
 from stackkit import StackError, Stacks, load
 
-HEAD = 'title = "A stack"\n'
-SLICE = """
-[[slices]]
-id = "{id}"
-package = "packages/{id}"
-requires = [{requires}]
-pins = []
+from .synthetic import STACK
 
-[[slices.gates]]
-id = "{id}-cpu"
-kind = "cpu"
-session = "validate-{id}"
-required = true
-min_tests = 1
-"""
+HEAD = 'title = "A stack"\n'
 
 
 def declare(slice_id: str, *requires: str) -> str:
-    return SLICE.format(id=slice_id, requires=", ".join(f'"{each}"' for each in requires))
+    return STACK.format(id=slice_id, requires=", ".join(f'"{each}"' for each in requires))
 
 
 def pinned(slice_id: str, version: str, *also: str, distribution: str = "sglang") -> str:

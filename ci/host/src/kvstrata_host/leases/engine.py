@@ -175,12 +175,6 @@ class Engine:
         self.running.filter_batch()
         return computed
 
-    def abort(self, request: Any) -> None:
-        """End a running request at its next token, as SGLang does when its client has left."""
-        from sglang.srt.managers.schedule_batch import FINISH_ABORT
-
-        request.to_finish = FINISH_ABORT()
-
     def finish(self) -> None:
         """Run until no request waits or runs."""
         while self.step():
