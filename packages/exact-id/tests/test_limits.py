@@ -6,13 +6,12 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.exact_id.errors import AllocationMiss
-from kvstrata.exact_id.geometry import Ids, PoolGeometry
+from kvstrata.exact_id.geometry import PoolGeometry
 from kvstrata.exact_id.limits import (
     LimitStatus,
     MemoryLimit,
@@ -30,8 +29,8 @@ BUNDLE = GEOMETRY.bundle_bytes
 MakePools = Callable[..., ManagedPools]
 
 
-def swa(*ids: int) -> dict[IdSpace, Ids]:
-    return {IdSpace.SWA: np.array(ids, dtype=np.int64)}
+def swa(*ids: int) -> dict[IdSpace, list[int]]:
+    return {IdSpace.SWA: list(ids)}
 
 
 def status_of(pool: ManagedPool) -> LimitStatus:

@@ -29,8 +29,8 @@ def array(ids: Iterable[int]) -> Ids:
     return np.array(list(ids), dtype=np.int64)
 
 
-def full(*ids: int) -> dict[IdSpace, Ids]:
-    return {IdSpace.FULL: array(ids)}
+def full(*ids: int) -> dict[IdSpace, list[int]]:
+    return {IdSpace.FULL: list(ids)}
 
 
 def created_bytes() -> int:
@@ -42,7 +42,7 @@ def picture(pools: ManagedPools) -> dict[str, tuple[list[int], list[int], list[i
     return {
         pool.name: (
             pool.ledger.leased_ids.tolist(),
-            pool.ledger.holders.tolist(),
+            pool.ledger.holders(pool.name),
             pool.backing.mapped_pages.tolist(),
         )
         for pool in pools
@@ -68,8 +68,8 @@ def test_memory_of_the_device_follows_the_leases_exactly(made_pools: MakePools) 
 def test_the_ids_of_one_space_leave_the_pools_of_the_other_alone(made_pools: MakePools) -> None:
     pools = made_pools(c4=LARGE, swa=LARGE)
 
-    pools.lease({IdSpace.SWA: array([7]), IdSpace.FULL: array([3])})
-    pools.release({IdSpace.SWA: array([7])})
+    pools.lease({IdSpace.SWA: [7], IdSpace.FULL: [3]})
+    pools.release({IdSpace.SWA: [7]})
 
     assert pools["c4"].backing.mapped_pages.tolist() == [0, 3]
     assert pools["swa"].backing.mapped_pages.tolist() == [0]
@@ -303,14 +303,14 @@ def test_kvcached_reporting_another_mapping_stops_the_pools(
 
 def test_a_fault_of_the_caller_in_the_second_space_undoes_the_first(made_pools: MakePools) -> None:
     pools = made_pools(c4=LARGE, swa=LARGE)
-    pools.lease({IdSpace.FULL: array([5]), IdSpace.SWA: array([6])})
+    pools.lease({IdSpace.FULL: [5], IdSpace.SWA: [6]})
     before = picture(pools)
 
     with pytest.raises(LeaseError, match="not leased"):
-        pools.release({IdSpace.FULL: array([5]), IdSpace.SWA: array([7])})
+        pools.release({IdSpace.FULL: [5], IdSpace.SWA: [7]})
     assert picture(pools) == before
     with pytest.raises(LeaseError, match="leased already"):
-        pools.lease({IdSpace.FULL: array([8]), IdSpace.SWA: array([6])})
+        pools.lease({IdSpace.FULL: [8], IdSpace.SWA: [6]})
     assert picture(pools) == before
 
 

@@ -82,7 +82,7 @@ def _by_pool_size(rounds: int) -> Ratio:
     works = []
     for model in models:
         spread_out(model, _BY_SIZE_PAGES)
-        ids = model.allocator.full_attn_allocator.free_pages[:_BY_SIZE_PAGES].numpy()
+        ids = model.allocator.full_attn_allocator.free_pages[:_BY_SIZE_PAGES].tolist()
         wanted = {IdSpace.FULL: ids, IdSpace.SWA: ids}
 
         def work(pools=model.managed, wanted=wanted) -> None:  # type: ignore[no-untyped-def]

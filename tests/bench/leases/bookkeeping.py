@@ -3,14 +3,13 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from kvcached import vmm_ops
 from kvcached.kv_cache_manager import KVCacheManager
 from paired import Ratio, in_turn, seconds
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
-from kvstrata.exact_id.geometry import Ids, PoolGeometry
+from kvstrata.exact_id.geometry import PoolGeometry
 from kvstrata.exact_id.ledger import LeaseLedger
 
 PAGE_TOKENS = 256
@@ -35,14 +34,15 @@ def measure(rounds: int) -> tuple[Ratio, ...]:
 
 def lease_and_release(page_count: int, count: int) -> Callable[[], None]:
     """Leases and releases `count` ids spread over a pool; their neighbours hold the memory."""
-    ledger = LeaseLedger(PoolGeometry(page_count, SWA_PAGE_BYTES, LAYERS, VMM_PAGE_BYTES))
+    ledger = LeaseLedger()
+    ledger.add("swa", PoolGeometry(page_count, SWA_PAGE_BYTES, LAYERS, VMM_PAGE_BYTES))
     distance = page_count // count
-    ids: Ids = np.arange(1, count) * distance
-    ids = np.append(ids, ids[-1] + distance // 2)
-    ledger.lease(np.unique(np.concatenate([ids - 1, ids + 1])))
+    ids = [distance * number for number in range(1, count)]
+    ids.append(ids[-1] + distance // 2)
+    ledger.lease(sorted({near for each in ids for near in (each - 1, each + 1)}))
 
     def work() -> None:
-        if ledger.lease(ids).size or ledger.release(ids).size:
+        if ledger.lease(ids) or ledger.release(ids):
             raise BookkeepingError("a VMM page was to be mapped or unmapped")
 
     return work

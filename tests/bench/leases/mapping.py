@@ -55,15 +55,16 @@ def _whole_leases(rounds: int, *, vmm_pages: int) -> Ratio:
         ids = _ids_on(pool.geometry, vmm_pages)
         pages = np.unique(pool.geometry.vmm_pages_of(ids))
         before = pool.mapped_bytes
+        leases = {IdSpace.SWA: ids.tolist()}
 
         def lease_and_release() -> None:
-            pools.lease({IdSpace.SWA: ids})
-            pools.release({IdSpace.SWA: ids})
+            pools.lease(leases)
+            pools.release(leases)
 
-        pools.lease({IdSpace.SWA: ids})
+        pools.lease(leases)
         if pool.mapped_bytes - before != vmm_pages * pool.geometry.bundle_bytes:
             raise MappingError(f"{len(ids)} ids did not map {vmm_pages} VMM pages")
-        pools.release({IdSpace.SWA: ids})
+        pools.release(leases)
         times = _against_kvcached(rounds, lease_and_release, pool.backing, pages)
     return Ratio(
         f"lease and release of {len(ids)} ids on {vmm_pages} VMM pages of {_DEEP_LAYERS} layers, "

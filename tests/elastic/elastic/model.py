@@ -82,7 +82,7 @@ class Model:
             *(
                 (
                     pool.ledger.leased_ids.tolist(),
-                    pool.ledger.holders.tolist(),
+                    pool.ledger.holders(pool.name),
                     pool.backing.mapped_pages.tolist(),
                 )
                 for pool in self.pools

@@ -351,7 +351,7 @@ class AnyOrder(RuleBasedStateMachine):
             pool = self.pools[name]
             assert pool.ledger.leased_ids.tolist() == sorted(side.leased)
             holders = Counter(page for each in side.leased | {0} for page in side.vmm_pages([each]))
-            assert pool.ledger.holders.tolist() == [
+            assert pool.ledger.holders(pool.name) == [
                 holders[page] for page in range(side.geometry.vmm_page_count)
             ]
             assert pool.backing.mapped_pages.tolist() == sorted(side.mapped)
@@ -431,7 +431,7 @@ class AnyOrder(RuleBasedStateMachine):
     def retry_overdue(
         self, count: int, ids: dict[IdSpace, list[int]], lost: Injected | None
     ) -> bool:
-        """A miss gives back what earlier pools leased, which unmaps their overdue pages too."""
+        """A miss unmaps what earlier pools mapped for it, and their overdue pages with that."""
         if count > min(len(self.full.free), len(self.swa.free)):
             return False
         retried = False
@@ -439,8 +439,9 @@ class AnyOrder(RuleBasedStateMachine):
             new = ids[IdSpace.SWA if name == SWA else IdSpace.FULL]
             if name == (lost.name if lost else None) or not side.has_room_for(new):
                 break
-            retried = retried or bool(side.overdue)
-            side.overdue = set()
+            if side.vmm_pages(new) - side.held:
+                retried = retried or bool(side.overdue)
+                side.overdue = set()
         return retried
 
     def take(

@@ -146,7 +146,7 @@ class Model:
                 (
                     each.name,
                     each.ledger.leased_ids.tolist(),
-                    each.ledger.holders.tolist(),
+                    each.ledger.holders(each.name),
                     each.backing.mapped_pages.tolist(),
                 )
                 for each in managed_pools_of(self.pool) or ()

@@ -2,31 +2,31 @@
 """SGLang's page allocator with leases on the ids that it hands out."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import KVCache
-from sglang.srt.utils.common import get_num_new_pages
 
 from .errors import AllocationMiss, PoolFailedError, SetupError
 from .geometry import Ids
 from .transaction import IdSpace, ManagedPools
 
+Native = Callable[[], torch.Tensor | None]
+"""SGLang's own allocation."""
 
-@dataclass(frozen=True)
-class Want:
-    """`count` new pages. SGLang sorts freed pages in first if it has fewer than `reach`."""
 
-    count: int
+class Want(NamedTuple):
+    """New pages. SGLang sorts freed pages in first if it has fewer than `reach`."""
+
+    pages: int
     reach: int
 
 
-@dataclass(frozen=True)
-class _FreeList:
+class _FreeList(NamedTuple):
     # SGLang replaces these tensors and never writes to them.
     free_pages: torch.Tensor
     staged_pages: tuple[torch.Tensor, ...]
@@ -54,6 +54,7 @@ class LeasedPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
     ) -> None:
         self.free_pages: torch.Tensor
         self.staged_pages: list[torch.Tensor]
+        self.num_staged_pages: int
         self.pools = pools
         self.space = space
         self.is_leased_already = False
@@ -84,8 +85,11 @@ class LeasedPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
         return count * int(self.page_size)
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
+        native: Native = partial(super().alloc, need_size)
+        if self.is_leased_already:
+            return native()
         count = need_size // self.page_size
-        return allocate({self: Want(count, count)}, partial(super().alloc, need_size))
+        return allocate({self: Want(count, count)}, native)
 
     def alloc_extend(
         self,
@@ -97,10 +101,7 @@ class LeasedPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
         extend_num_tokens: int,
         num_new_pages: int | None = None,
     ) -> torch.Tensor | None:
-        count = num_new_pages
-        if count is None:
-            count = new_pages(self, seq_lens_cpu, prefix_lens_cpu)
-        native = partial(
+        native: Native = partial(
             super().alloc_extend,
             prefix_lens,
             prefix_lens_cpu,
@@ -110,12 +111,19 @@ class LeasedPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
             extend_num_tokens,
             num_new_pages=num_new_pages,
         )
+        if self.is_leased_already:
+            return native()
+        count = num_new_pages
+        if count is None:
+            count = new_pages(self, seq_lens_cpu, prefix_lens_cpu)
         return allocate({self: extending(self, count, extend_num_tokens, prefix_lens)}, native)
 
     def alloc_decode(
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
     ) -> torch.Tensor | None:
-        native = partial(super().alloc_decode, seq_lens, seq_lens_cpu, last_loc)
+        native: Native = partial(super().alloc_decode, seq_lens, seq_lens_cpu, last_loc)
+        if self.is_leased_already:
+            return native()
         return allocate({self: decoding(self, seq_lens_cpu)}, native)
 
     def clear(self) -> None:
@@ -143,19 +151,20 @@ class LeasedPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
     @property
     def native_count(self) -> int:
         """How many ids are free, with memory or not."""
-        return len(self.free_pages) + int(self.num_staged_pages)
+        return self.free_pages.numel() + self.num_staged_pages
 
-    def upcoming(self, want: Want) -> torch.Tensor:
+    def upcoming(self, want: Want) -> list[int]:
         """The ids that SGLang takes next; sorts the free list first where SGLang would.
 
         Where not all of them may have memory, those that need none come first.
         """
-        if want.reach > len(self.free_pages):
+        if want.reach > self.free_pages.numel():
             self.merge_and_sort_free()
-        if want.count and self.pools.is_constrained(self.space):
+        if want.pages and self.pools.is_constrained(self.space):
             ordered = self.pools.mapped_first(self.space, host(self.free_pages))
             self.free_pages = torch.from_numpy(ordered).to(self.device)
-        return self.free_pages[: want.count]
+        ids: list[int] = self.free_pages[: want.pages].tolist()
+        return ids
 
     def remember(self) -> _FreeList:
         return _FreeList(self.free_pages, tuple(self.staged_pages), self.num_staged_pages)
@@ -178,57 +187,51 @@ class LeasedPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
     def _release_page_ids(self, *page_ids: torch.Tensor) -> None:
         # Every way back into the free list ends here, and groups are over by then.
         if self.pools.of(self.space):
-            self.pools.release({self.space: host(torch.cat(page_ids))})
+            ids = [page_id for each in page_ids for page_id in each.tolist()]
+            self.pools.release({self.space: ids})
         super()._release_page_ids(*page_ids)
 
 
-def allocate(
-    wants: Mapping[LeasedPagedAllocator, Want], native: Callable[[], torch.Tensor | None]
-) -> torch.Tensor | None:
+def allocate(wants: Mapping[LeasedPagedAllocator, Want], native: Native) -> torch.Tensor | None:
     """Lease what `native` is about to take, and let it: both, or None and neither.
 
     All allocators are of one model. New ids come to the host once for each of them that has
     managed pools.
     """
-    sides = {side: want for side, want in wants.items() if not side.is_leased_already}
-    if not sides:
-        return native()
+    counts = {side: side.native_count for side in wants}
     # SGLang's kernels read the free list before it looks whether that is long enough.
-    if any(want.count > side.native_count for side, want in sides.items()):
+    if any(want.pages > counts[side] for side, want in wants.items()):
         return None
-    pools = next(iter(sides)).pools
-    with ExitStack() as undo:
-        for side in sides:
-            undo.callback(side.restore, side.remember())
+    pools = next(iter(wants)).pools
+    before = [(side, side.remember()) for side in wants]
+    leased: dict[IdSpace, list[int]] = {}
+    taken = None
+    try:
         ids = {
-            side.space: host(side.upcoming(want))
-            for side, want in sides.items()
-            if want.count and pools.of(side.space)
+            side.space: side.upcoming(want)
+            for side, want in wants.items()
+            if want.pages and pools.of(side.space)
         }
-        try:
-            pools.lease(ids)
-        except AllocationMiss:
-            return None
-        undo.callback(pools.release, ids)
-        counts = {side: side.native_count for side in sides}
-        with _leased_already(sides):
-            taken = native()
-        if taken is not None:
-            for side, want in sides.items():
-                _check_taken(side, counts[side] - side.native_count, want.count)
-            undo.pop_all()
-        return taken
+        pools.lease(ids)
+        leased = ids
+        taken = _checked(wants, counts, native)
+    except AllocationMiss:
+        pass
+    finally:
+        if taken is None:
+            pools.release(leased)
+            for side, free_list in before:
+                side.restore(free_list)
+    return taken
 
 
 def new_pages(
     side: LeasedPagedAllocator, seq_lens_cpu: torch.Tensor, prefix_lens_cpu: torch.Tensor
 ) -> int:
     """How many pages an extend adds."""
-    return int(
-        get_num_new_pages(
-            seq_lens=seq_lens_cpu, page_size=side.page_size, prefix_lens=prefix_lens_cpu
-        )
-    )
+    lengths = zip(prefix_lens_cpu.tolist(), seq_lens_cpu.tolist(), strict=True)
+    size = side.page_size
+    return sum(-(-after // size) - -(-before // size) for before, after in lengths)
 
 
 def extending(
@@ -240,7 +243,7 @@ def extending(
 
 def decoding(side: LeasedPagedAllocator, seq_lens_cpu: torch.Tensor) -> Want:
     """What a decode of one token for each request takes."""
-    count = get_num_new_pages(seq_lens=seq_lens_cpu, page_size=side.page_size, decode=True)
+    count = np.count_nonzero(seq_lens_cpu.numpy() % side.page_size == 1)
     return Want(int(count), reach=len(seq_lens_cpu))
 
 
@@ -250,11 +253,27 @@ def host(ids: torch.Tensor) -> Ids:
     return copy
 
 
-def _check_taken(side: LeasedPagedAllocator, count: int, leased: int) -> None:
-    if count != leased:
-        raise PoolFailedError(
-            f"SGLang took {count} {side.space.value} pages where {leased} were leased"
-        )
+def _checked(
+    wants: Mapping[LeasedPagedAllocator, Want],
+    counts: Mapping[LeasedPagedAllocator, int],
+    native: Native,
+) -> torch.Tensor | None:
+    """What `native` takes; PoolFailedError unless it is what was leased for it."""
+    for side in wants:
+        side.is_leased_already = True
+    try:
+        taken = native()
+    finally:
+        for side in wants:
+            side.is_leased_already = False
+    if taken is not None:
+        for side, want in wants.items():
+            count = counts[side] - side.native_count
+            if count != want.pages:
+                raise PoolFailedError(
+                    f"SGLang took {count} {side.space.value} pages where {want.pages} were leased"
+                )
+    return taken
 
 
 @contextmanager
@@ -267,17 +286,6 @@ def counting_ids_alone(sides: Sequence[LeasedPagedAllocator]) -> Iterator[None]:
     finally:
         for side in sides:
             side.counts_ids_alone = False
-
-
-@contextmanager
-def _leased_already(sides: Mapping[LeasedPagedAllocator, Want]) -> Iterator[None]:
-    for side in sides:
-        side.is_leased_already = True
-    try:
-        yield
-    finally:
-        for side in sides:
-            side.is_leased_already = False
 
 
 def _without(page_ids: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:

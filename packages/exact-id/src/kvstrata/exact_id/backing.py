@@ -46,7 +46,10 @@ class Backing:
         self._mapped = np.zeros(geometry.vmm_page_count, dtype=np.bool_)
         self._quarantined = np.zeros(geometry.vmm_page_count, dtype=np.bool_)
         self._overdue: set[int] = set()
-        self._mapped_count = 0
+        self.mapped_count = 0
+        """VMM pages that have memory."""
+        self.usable_count = geometry.vmm_page_count
+        """VMM pages that have memory or can get some."""
 
     def create(self, dtype: "torch.dtype") -> "list[torch.Tensor]":
         """Reserve the virtual memory; returns, for each layer, rows of `page_bytes` as `dtype`.
@@ -108,7 +111,7 @@ class Backing:
         pages = pages[self._mapped[pages]]
         if pages.size and self._unmap(pages):
             self._mapped[pages] = False
-            self._mapped_count -= pages.size
+            self.mapped_count -= pages.size
             self._overdue.clear()
         else:
             self._overdue.update(pages.tolist())
@@ -119,22 +122,13 @@ class Backing:
         return np.flatnonzero(self._mapped)
 
     @property
-    def mapped_count(self) -> int:
-        return self._mapped_count
-
-    @property
     def mapped_bytes(self) -> int:
         """Physical memory of the pool, over all layers."""
-        return self._mapped_count * self.geometry.bundle_bytes
+        return self.mapped_count * self.geometry.bundle_bytes
 
     @property
     def quarantined_pages(self) -> VmmPages:
         return np.flatnonzero(self._quarantined)
-
-    @property
-    def usable_count(self) -> int:
-        """VMM pages that have memory or can get some."""
-        return self.geometry.vmm_page_count - int(np.count_nonzero(self._quarantined))
 
     def is_mapped(self, pages: VmmPages) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
         return self._mapped[pages]
@@ -153,6 +147,7 @@ class Backing:
         except MapQuarantinedError as error:
             # Which of them kvcached could not roll back is not known.
             self._quarantined[new] = True
+            self.usable_count -= new.size
             _log.error("pool %s: VMM pages %s are lost: %s", self.name, new.tolist(), error)
             raise AllocationMiss(self.name, str(error), new.tolist()) from error
         except StateConsistencyError as error:
@@ -162,7 +157,7 @@ class Backing:
         if not succeeded or list(mapped) != offsets:
             raise self._failed(f"kvcached mapped {mapped} where {offsets} was asked for")
         self._mapped[new] = True
-        self._mapped_count += new.size
+        self.mapped_count += new.size
 
     def _unmap(self, pages: VmmPages) -> bool:
         from kvcached import vmm_ops

@@ -101,15 +101,12 @@ class PoolGeometry:
 
     def vmm_pages_of(self, ids: Ids) -> VmmPages:
         """The VMM pages that each of `ids` lies on, one id after the other."""
-        start = ids * self.page_bytes
-        first = start // self.vmm_page_bytes
-        start += self.page_bytes - 1
-        span = start // self.vmm_page_bytes - first
-        if np.count_nonzero(span) == 0:
-            return first
-        span += 1
+        if not ids.size:
+            return ids
+        span = self.span_of(ids)
         ends = span.cumsum()
-        pages: VmmPages = np.arange(ends[-1]) + (first + span - ends).repeat(span)
+        before = ids * self.page_bytes // self.vmm_page_bytes + span - ends
+        pages: VmmPages = np.arange(ends[-1]) + before.repeat(span)
         return pages
 
     def ids_on(self, vmm_pages: VmmPages) -> Ids:

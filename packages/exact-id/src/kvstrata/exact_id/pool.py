@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One managed pool: leases on page ids, with the memory and the limit that go with them."""
+"""One managed pool: memory under the ids that are leased, within a limit."""
 
 from typing import TYPE_CHECKING
 
@@ -22,17 +22,24 @@ class ManagedPool:
     """Ids that are leased have memory; ids that are not may have none."""
 
     def __init__(
-        self, name: str, geometry: PoolGeometry, device: str, barrier: Barrier, free_bytes: Reading
+        self,
+        name: str,
+        geometry: PoolGeometry,
+        ledger: LeaseLedger,
+        device: str,
+        barrier: Barrier,
+        free_bytes: Reading,
     ) -> None:
         self.name = name
         self.geometry = geometry
-        self.ledger = LeaseLedger(geometry)
+        self.ledger = ledger
         self.backing = Backing(name, geometry, device, barrier)
         self._barrier = barrier
         self._free_bytes = free_bytes
         self._limit = MemoryLimit(geometry)
         self._segment: Segment | None = None
         self._seen_bytes = geometry.virtual_bytes
+        self._bundle_bytes = geometry.bundle_bytes
 
     def create(self, dtype: "torch.dtype") -> "list[torch.Tensor]":
         """Reserve virtual memory; returns the rows of each layer as `dtype`."""
@@ -42,38 +49,21 @@ class ManagedPool:
 
     def hold_row_0(self) -> None:
         """Give row 0 its memory, for good."""
-        self.backing.map(self.ledger.held_pages)
-        self._publish()
+        self.map(self.ledger.held_pages(self.name))
 
-    def lease(self, ids: Ids) -> None:
-        """Lease `ids` and give them memory: both, or AllocationMiss or LeaseError and neither."""
-        self._barrier.check()
-        pages = self.ledger.lease(ids)
-        try:
-            new = pages.size - int(np.count_nonzero(self.backing.is_mapped(pages)))
-            if new and new > self.room_count:
-                raise AllocationMiss(
-                    self.name,
-                    f"{new} more VMM pages are needed; {self.room_count} may be mapped",
-                )
-            self.backing.map(pages)
-        except BaseException:
-            self.ledger.release(ids)
-            raise
+    def map(self, pages: VmmPages) -> None:
+        """Give VMM pages memory; AllocationMiss, with nothing changed, where there is none."""
+        new = pages.size - int(np.count_nonzero(self.backing.is_mapped(pages)))
+        if new and new > self.room_count:
+            raise AllocationMiss(
+                self.name, f"{new} more VMM pages are needed; {self.room_count} may be mapped"
+            )
+        self.backing.map(pages)
         if new:
             self._publish()
 
-    def release(self, ids: Ids) -> VmmPages:
-        """Drop leases; returns the pages to `unmap` once nobody reads or writes them."""
-        self._barrier.check()
-        return self.ledger.release(ids)
-
-    def clear(self) -> VmmPages:
-        """Drop all leases; returns the pages to `unmap` once nobody reads or writes them."""
-        self._barrier.check()
-        return self.ledger.clear()
-
     def unmap(self, pages: VmmPages) -> None:
+        """Take memory away that nobody reads or writes any more."""
         self.backing.unmap(pages)
         self._publish()
 
@@ -85,7 +75,8 @@ class ManagedPool:
     @property
     def is_constrained(self) -> bool:
         """Whether the pool may not map all of itself."""
-        return self.room_count < self.backing.usable_count - self.backing.mapped_count
+        missing = self.backing.usable_count - self.backing.mapped_count
+        return missing > 0 and self._spare_count < missing
 
     def lacks_memory(self, ids: Ids) -> NDArray[np.bool_]:
         """Which of `ids` lie, at least in part, on VMM pages without memory."""
@@ -151,7 +142,7 @@ class ManagedPool:
         """How many more VMM pages may be mapped; below 0 while more are than the limit allows."""
         self._follow_operator()
         by_limit = self._limit.page_count - self.backing.mapped_count
-        return min(by_limit, max(0, self._free_bytes()) // self.geometry.bundle_bytes)
+        return min(by_limit, max(0, self._free_bytes()) // self._bundle_bytes)
 
     def _follow_operator(self) -> None:
         """Take over a limit that kvctl has set; it comes after every revision so far."""

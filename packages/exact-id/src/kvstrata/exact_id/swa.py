@@ -97,7 +97,7 @@ def alloc_extend_swa_tail(
         tail_count = -(-swa_tail_len // swa.page_size)
         wants[swa] = extending(swa, tail_count, swa_tail_len, prefix_lens)
     else:
-        wants[swa] = Want(count=0, reach=0)
+        wants[swa] = Want(pages=0, reach=0)
     return allocate(wants, native)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from .errors import LeaseError
 from .geometry import Ids, PoolGeometry, VmmPages
+from .ledger import LeaseLedger
 from .physical import FreeBytes, Reading, free_bytes_of
 from .pool import ManagedPool
 from .readiness import Barrier
@@ -40,6 +41,8 @@ class ManagedPools:
         self._free_bytes = Reading(free_bytes or free_bytes_of(device))
         self._spaces: dict[str, IdSpace] = {}
         self._pools: dict[str, ManagedPool] = {}
+        self._followers: dict[IdSpace, list[ManagedPool]] = {space: [] for space in IdSpace}
+        self._ledgers: dict[IdSpace, LeaseLedger] = {}
 
     def select(self, name: str, space: IdSpace) -> None:
         """Declare a pool that will be made; no pool is ready before it is."""
@@ -51,13 +54,17 @@ class ManagedPools:
 
         A failure is one of all pools.
         """
+        space = self._spaces[name]
+        ledger = self._ledgers.setdefault(space, LeaseLedger())
         try:
-            pool = ManagedPool(name, geometry, self.device, self.barrier, self._free_bytes)
+            pool = ManagedPool(name, geometry, ledger, self.device, self.barrier, self._free_bytes)
             rows = pool.create(dtype)
             self.barrier.made(name)
         except Exception as error:
             self.barrier.fail(f"pool {name} could not be made: {error}", error)
             raise
+        ledger.add(name, geometry)
+        self._followers[space].append(pool)
         self._pools[name] = pool
         return rows
 
@@ -65,45 +72,55 @@ class ManagedPools:
         """Give every row 0 its memory; all pools are ready then, or have failed."""
         self.barrier.open(self._hold_rows_0)
 
-    def lease(self, wanted: Mapping[IdSpace, Ids]) -> None:
+    def lease(self, wanted: Mapping[IdSpace, Sequence[int]]) -> None:
         """Lease ids in every pool of their spaces.
 
         Raises AllocationMiss, LeaseError, NotReadyError or PoolFailedError; then no lease and no
         memory of this call is left.
         """
-        leased: list[tuple[ManagedPool, Ids]] = []
+        leased: list[tuple[LeaseLedger, Sequence[int]]] = []
+        mapped: list[tuple[ManagedPool, VmmPages]] = []
         try:
-            for pool, ids in self._per_pool(wanted):
-                pool.lease(ids)
-                leased.append((pool, ids))
+            for ledger, ids in self._per_ledger(wanted):
+                first_held = ledger.lease(ids)
+                leased.append((ledger, ids))
+                for name, pages in first_held.items():
+                    self._pools[name].map(pages)
+                    mapped.append((self._pools[name], pages))
         except BaseException:
             # Nobody knows these ids yet: there is nothing to wait for.
-            for pool, ids in reversed(leased):
-                pool.unmap(pool.release(ids))
+            for ledger, ids in reversed(leased):
+                ledger.release(ids)
+            for pool, pages in reversed(mapped):
+                pool.unmap(pages)
             raise
 
-    def release(self, given: Mapping[IdSpace, Ids]) -> None:
+    def release(self, given: Mapping[IdSpace, Sequence[int]]) -> None:
         """Drop leases in every pool of their spaces, and unmap once the device is done with them.
 
         Raises LeaseError, with nothing changed, NotReadyError or PoolFailedError.
         """
-        released: list[tuple[ManagedPool, Ids, VmmPages]] = []
+        released: list[tuple[LeaseLedger, Sequence[int]]] = []
+        last_held: dict[str, VmmPages] = {}
         try:
-            for pool, ids in self._per_pool(given):
-                released.append((pool, ids, pool.release(ids)))
+            for ledger, ids in self._per_ledger(given):
+                last_held.update(ledger.release(ids))
+                released.append((ledger, ids))
         except LeaseError:
-            for pool, ids, _ in reversed(released):
-                pool.ledger.lease(ids)
+            for ledger, ids in reversed(released):
+                ledger.lease(ids)
             raise
-        self._unmap([(pool, pages) for pool, _, pages in released])
+        self._unmap(last_held)
 
     def clear(self, space: IdSpace) -> None:
         """Drop all leases of a space; row 0 keeps its memory."""
-        self._unmap([(pool, pool.clear()) for pool in self.of(space)])
+        self.barrier.check()
+        if space in self._ledgers:
+            self._unmap(self._ledgers[space].clear())
 
     def of(self, space: IdSpace) -> Sequence[ManagedPool]:
         """The pools that follow the ids of `space`."""
-        return [pool for pool in self if self._spaces[pool.name] is space]
+        return self._followers[space]
 
     def is_constrained(self, space: IdSpace) -> bool:
         """Whether a limit or the device may keep some ids of `space` from being leased."""
@@ -151,18 +168,19 @@ class ManagedPools:
         for pool in self:
             pool.hold_row_0()
 
-    def _per_pool(self, ids: Mapping[IdSpace, Ids]) -> Iterator[tuple[ManagedPool, Ids]]:
+    def _per_ledger(
+        self, ids: Mapping[IdSpace, Sequence[int]]
+    ) -> Iterator[tuple[LeaseLedger, Sequence[int]]]:
         self.barrier.check()
-        for pool in self:
-            chosen = ids.get(self._spaces[pool.name])
-            if chosen is not None and chosen.size:
-                yield pool, chosen
+        for space, ledger in self._ledgers.items():
+            if space in ids:
+                yield ledger, ids[space]
 
-    def _unmap(self, pages: Sequence[tuple[ManagedPool, VmmPages]]) -> None:
-        if any(each.size for _, each in pages):
+    def _unmap(self, pages: Mapping[str, VmmPages]) -> None:
+        if pages:
             self._fence()
-            for pool, each in pages:
-                pool.unmap(each)
+            for name, last_held in pages.items():
+                self._pools[name].unmap(last_held)
 
 
 def fence_of(device: str) -> Fence:
