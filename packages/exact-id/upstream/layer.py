@@ -229,8 +229,8 @@ tests/test_sglang_exact_id_patches.py, tests/test_sglang_exact_id_readiness.py.
             "src/kvstrata/exact_id",
             HOME,
             "accounting.py allocator.py backing.py discovery.py errors.py geometry.py "
-            "ledger.py limits.py physical.py pool.py readiness.py rows.py swa.py transaction.py "
-            "whole_buffers.py",
+            "holders.py ledger.py limits.py physical.py pool.py readiness.py rows.py swa.py "
+            "transaction.py whole_buffers.py",
             headed,
         ),
         File("src/kvstrata/exact_id/__init__.py", f"{HOME}/__init__.py", (FRONT, headed)),

@@ -16,7 +16,7 @@ class LeaseLedger:
 
     Every call is all or nothing, and answers with the VMM pages of each pool that it concerns,
     ascending; pools without any are left out. The cost of a call depends on the number of its ids
-    alone, except for `clear`. Row 0 is held for good. Pools are added before the first lease.
+    alone. Row 0 is held for good. Pools are added before the first lease.
     """
 
     def __init__(self) -> None:

@@ -30,6 +30,7 @@ class Barrier:
         self._failure: PoolFailedError | None = None
         self._cause: Exception | None = None
         self._settled = False
+        self._is_open = False
         self._changed = Condition()
 
     def select(self, pool: str) -> None:
@@ -82,11 +83,11 @@ class Barrier:
 
     def check(self) -> None:
         """Raise NotReadyError or PoolFailedError unless every pool is ready."""
-        if self._failure is not None:
+        if not self._is_open:
             self._refuse_failed()
-        for pool, state in self._states.items():
-            if state is not State.READY:
-                raise NotReadyError(f"pool {pool} is {state.value}; nothing may be touched yet")
+            for pool, state in self._states.items():
+                if state is not State.READY:
+                    raise NotReadyError(f"pool {pool} is {state.value}; nothing may be touched yet")
 
     def wait(self) -> None:
         """Return once every pool is ready; raises PoolFailedError as soon as one failed."""
@@ -104,6 +105,7 @@ class Barrier:
 
     def _become(self, state: State) -> None:
         self._states = dict.fromkeys(self._states, state)
+        self._is_open = state is State.READY
 
     def _refuse_failed(self) -> None:
         if self._failure is not None:

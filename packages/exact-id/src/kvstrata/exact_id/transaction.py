@@ -24,6 +24,9 @@ class IdSpace(Enum):
     FULL = "full"
     SWA = "swa"
 
+    # Enum would hash the name, in Python, each time that a member is looked up.
+    __hash__ = object.__hash__
+
 
 Fence = Callable[[], None]
 """Returns once nothing that was queued on the device reads or writes pool memory any more."""
