@@ -106,6 +106,32 @@ def test_requests_that_hold_more_than_a_new_limit_go_on(engines: Engines) -> Non
     assert [each.output_ids for each in requests] == [each.output_ids for each in wanted]
 
 
+def test_requests_for_which_no_memory_is_left_are_retracted_and_answer_later(
+    engines: Engines,
+) -> None:
+    engine, native = engines.make(SIZE), engines.make(SIZE, managed=False)
+    for name in range(8):
+        for each in (engine, native):
+            submit(each, name, 1, answer_tokens=3)
+    requests, wanted = list(engine.waiting), list(native.waiting)
+    engine.step()
+    # With row 0, nine pages are on the one VMM page that the limit leaves; each request needs
+    # another page for its last token, and five are there.
+    pool = pools_of(engine)[SWA]
+    state = pool.set_memory_limit(pool.mapped_bytes, revision=1)
+    assert state.status is LimitStatus.APPLIED
+    assert pool.mapped_bytes == pool.geometry.bundle_bytes
+
+    while engine.step():
+        engine.check()
+        check_memory(engine)
+    native.finish()
+
+    assert engine.retracted > 0 == native.retracted
+    assert engine.aborted == 0
+    assert [each.output_ids for each in requests] == [each.output_ids for each in wanted]
+
+
 def test_a_damaged_page_is_noticed(engine: Engine) -> None:
     submit(engine, 1, 2, answer_tokens=4)
     engine.step()
