@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contenders with one fault each, for the tests: the benchmark has to notice."""
+"""Contenders for the tests: most with one fault, which the benchmark has to notice."""
 
 import os
 from collections.abc import Sequence
@@ -43,3 +43,11 @@ class Ends(Memcpy):
 
     def get(self, keys: Sequence[str]) -> None:
         os._exit(7)
+
+
+class Tells(Memcpy):
+    """Has no fault, and says what it stores."""
+
+    def set(self, keys: Sequence[str]) -> None:
+        print(keys[0], flush=True)
+        super().set(keys)
