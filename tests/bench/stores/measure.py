@@ -22,7 +22,7 @@ _WARM_UP_PAGES = 64
 _SHARES = 2.0
 """After so many fair shares of a point's time, a contender has had enough of it."""
 
-_HEADLINE_SHARES = 4.0
+_HEADLINE_SHARES = 5.0
 """How much more time than another point the headline gets."""
 
 _Key = tuple[str, Point, Operation, State]
@@ -190,7 +190,8 @@ class Run:
         """Seconds of what is left for a point."""
         left = max(0.0, self._deadline - time.monotonic())
         shares = _HEADLINE_SHARES if point == HEADLINE else 1.0
-        return shares * left / (len(self.plan.points) - self._done)
+        others = len(self.plan.points) - self._done - 1
+        return left * shares / (shares + others)
 
     def _measure(self, point: Point, share: float, *, after_start: bool) -> None:
         """Rounds for `share` seconds; the first one `after_start` is cold."""
