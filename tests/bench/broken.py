@@ -4,6 +4,7 @@
 import os
 from collections.abc import Sequence
 
+import psutil
 from stores.copies import Memcpy
 
 
@@ -51,3 +52,13 @@ class Tells(Memcpy):
     def set(self, keys: Sequence[str]) -> None:
         print(keys[0], flush=True)
         super().set(keys)
+
+
+class Alone(Memcpy):
+    """Has no fault, and wants the cores for itself."""
+
+    def get(self, keys: Sequence[str]) -> None:
+        for other in psutil.Process(os.getppid()).children():
+            if other.pid != os.getpid() and other.status() != psutil.STATUS_STOPPED:
+                raise RuntimeError("another contender runs")
+        super().get(keys)

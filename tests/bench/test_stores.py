@@ -167,6 +167,19 @@ def test_each_start_has_one_cold_call_and_warm_ones_that_follow_untimed_calls_on
 
 @SLOW
 @pytest.mark.integration
+@pytest.mark.parametrize("may_pause", [True, False])
+def test_contenders_that_wait_are_stopped_unless_they_have_to_go_on(
+    may_pause: bool, tmp_path: Path
+) -> None:
+    alone = Family("Alone", "broken:Alone", ("local",))
+    other = Family("memcpy", "stores.copies:Memcpy", ("local",), may_pause=may_pause)
+    found = run(tmp_path, alone, other)
+    assert found.verified == ({"memcpy local": 1} | ({"Alone local": 1} if may_pause else {}))
+    assert ("another contender runs" in found.not_run.get("Alone local", "")) is not may_pause
+
+
+@SLOW
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("fault", "damage"),
     [

@@ -77,6 +77,17 @@ class Entrant:
         for worker in reversed(self._workers):
             worker.stop()
 
+    def pause(self) -> None:
+        """Take the processes off the cores, unless they have to go on."""
+        if self.family.may_pause:
+            for worker in self._workers:
+                worker.pause()
+
+    def resume(self) -> None:
+        """Let the processes go on."""
+        for worker in self._workers:
+            worker.resume()
+
     def end(self) -> None:
         """End the processes."""
         for worker in self._workers:
@@ -263,10 +274,15 @@ class Run:
     def _each(
         self, work: Callable[[Entrant], None], entrants: Sequence[Entrant] | None = None
     ) -> None:
-        """Let each take its turn, all of them unless some are named; one that fails leaves."""
+        """Let each take its turn, all of them unless some are named; one that fails leaves.
+
+        The others are stopped meanwhile: each idle KVCR takes a part of a core.
+        """
         for entrant in list(self._entrants if entrants is None else entrants):
             try:
+                entrant.resume()
                 work(entrant)
+                entrant.pause()
             except WorkerError as error:
                 self._leave_out(entrant.family, str(error))
                 self._failed += map(entrant.family.contender, entrant.family.places)
