@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contenders with one fault each, for the tests: the benchmark has to notice."""
+"""Contenders for the tests: most with one fault, which the benchmark has to notice."""
 
 import os
 from collections.abc import Sequence
 
+import psutil
 from stores.copies import Memcpy
 
 
@@ -43,3 +44,21 @@ class Ends(Memcpy):
 
     def get(self, keys: Sequence[str]) -> None:
         os._exit(7)
+
+
+class Tells(Memcpy):
+    """Has no fault, and says what it stores."""
+
+    def set(self, keys: Sequence[str]) -> None:
+        print(keys[0], flush=True)
+        super().set(keys)
+
+
+class Alone(Memcpy):
+    """Has no fault, and wants the cores for itself."""
+
+    def get(self, keys: Sequence[str]) -> None:
+        for other in psutil.Process(os.getppid()).children():
+            if other.pid != os.getpid() and other.status() != psutil.STATUS_STOPPED:
+                raise RuntimeError("another contender runs")
+        super().get(keys)

@@ -31,9 +31,9 @@ def results(*found: Series, damaged: tuple[str, ...] = ()) -> Results:
     return Results(found, {}, damaged, {"mooncake local": "not installed"}, (), {"cores": "2"})
 
 
-def run(tmp_path: Path, *entered: Family) -> Results:
+def run(tmp_path: Path, *entered: Family, plan: Plan = PLAN) -> Results:
     told: list[str] = []
-    return Run(PLAN, tmp_path / "logs", told.append).of(entered, {})
+    return Run(plan, tmp_path / "logs", told.append).of(entered, {})
 
 
 def test_a_quantile_is_a_value_that_was_seen() -> None:
@@ -148,6 +148,34 @@ def test_every_contender_moves_all_bytes_or_says_why_it_does_not_run(tmp_path: P
         assert found.find(contender, POINT, "get") is not None, found.not_run
     kinds = {(each.operation, each.state) for each in found.series}
     assert kinds == {(op, state) for op in ("set", "get", "exists") for state in ("cold", "warm")}
+
+
+@SLOW
+@pytest.mark.integration
+def test_each_start_has_one_cold_call_and_warm_ones_that_follow_untimed_calls_on_other_pages(
+    tmp_path: Path,
+) -> None:
+    plan = Plan((HEADLINE,), seconds=0.0, starts=2)
+    found = run(tmp_path, Family("Tells", "broken:Tells", ("local",)), plan=plan)
+    timed = {each.state: len(each.seconds) for each in found.series if each.operation == "set"}
+    assert timed == {"cold": 2, "warm": 4}
+    stored = (tmp_path / "logs" / "Tells-source.log").read_text(encoding="utf-8").split()
+    untimed, compared = timed["warm"], 1
+    assert len(stored) == sum(timed.values()) + untimed + compared
+    assert len(set(stored)) == len(stored)
+
+
+@SLOW
+@pytest.mark.integration
+@pytest.mark.parametrize("may_pause", [True, False])
+def test_contenders_that_wait_are_stopped_unless_they_have_to_go_on(
+    may_pause: bool, tmp_path: Path
+) -> None:
+    alone = Family("Alone", "broken:Alone", ("local",))
+    other = Family("memcpy", "stores.copies:Memcpy", ("local",), may_pause=may_pause)
+    found = run(tmp_path, alone, other)
+    assert found.verified == ({"memcpy local": 1} | ({"Alone local": 1} if may_pause else {}))
+    assert ("another contender runs" in found.not_run.get("Alone local", "")) is not may_pause
 
 
 @SLOW

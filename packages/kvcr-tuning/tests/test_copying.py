@@ -194,10 +194,10 @@ def test_a_helper_that_cannot_be_had_does_not_leave_another_one_copying(
     started, go_on = threading.Event(), threading.Event()
     copy_all = copying._copy_all
 
-    def slowly(shares: Any) -> None:
+    def slowly(remaining: Any) -> None:
         started.set()
         assert go_on.wait(30)
-        copy_all(shares)
+        copy_all(remaining)
 
     submit: Any = copier._pool.submit  # type: ignore[union-attr]
 
@@ -211,7 +211,8 @@ def test_a_helper_that_cannot_be_had_does_not_leave_another_one_copying(
 
     monkeypatch.setattr(copying, "_copy_all", slowly)
     monkeypatch.setattr(copier._pool, "submit", once)
-    copies = [Copy(int(target.ctypes.data), int(source.ctypes.data), size)]
+    into, of, part = int(target.ctypes.data), int(source.ctypes.data), size // 4
+    copies = [Copy(into + at, of + at, part) for at in range(0, size, part)]
     with pytest.raises(RuntimeError, match="new thread"):
         copier.copy(copies)
     assert np.array_equal(target, source)

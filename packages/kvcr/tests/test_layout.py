@@ -130,4 +130,5 @@ def test_token_indices_that_are_not_whole_pages_are_refused(indices: list[int]) 
 def test_token_indices_become_page_indices_in_order() -> None:
     pages = HostPages.of("kv", UnevenPool())
     assert pages.page_indices(torch.tensor([6, 7, 0, 1])) == [3, 0]
+    assert pages.page_indices(torch.tensor([6, 7, 0, 1], dtype=torch.int32)) == [3, 0]
     assert pages.page_indices(torch.tensor([], dtype=torch.int64)) == []

@@ -10,6 +10,7 @@ from kvcr.types import BlockKey, MemoryRef
 from paired import Ratio, in_turn, seconds
 from raw_kvcr import RawKvcr
 
+from kvstrata.kvcr.keys import page_keys
 from kvstrata.kvcr.layout import HostPages
 from kvstrata.kvcr.pools import HostPools
 from kvstrata.kvcr.store import KvcrStore
@@ -54,6 +55,8 @@ def running_store(memory: HostMemory) -> Iterator[KvcrStore]:
 def measure(memory: HostMemory, rounds: int) -> tuple[Ratio, Ratio]:
     """Backup and local restore of PAGES pages, each with new keys in every round.
 
+    Both sides begin with SGLang's page hashes, and the store also with its indices.
+
     Raises TransferError unless the bytes restored last are those written.
     """
     pages = HostPages.of("kv", memory.pool)
@@ -61,11 +64,10 @@ def measure(memory: HostMemory, rounds: int) -> tuple[Ratio, Ratio]:
     pools = HostPools.of([pages])
     with running_store(memory) as store, RawKvcr(pools, _DRAM_BYTES) as raw:
 
-        def references(number: int, first: int) -> dict[BlockKey, list[MemoryRef]]:
-            return {
-                BlockKey(bytes.fromhex(each) + b"raw"): pages.references(raw.agent, first + at)
-                for at, each in enumerate(page_hashes(number, PAGES))
-            }
+        def blocks(hashes: Sequence[str], first: int) -> dict[BlockKey, list[MemoryRef]]:
+            """What KVCR has to be told of the pages; nobody has it beforehand."""
+            keys = page_keys(hashes, b"raw")
+            return {key: pages.references(raw.agent, first + at) for at, key in enumerate(keys)}
 
         def back_up(number: int) -> float:
             hashes = page_hashes(number, PAGES)
@@ -76,12 +78,12 @@ def measure(memory: HostMemory, rounds: int) -> tuple[Ratio, Ratio]:
             return seconds(lambda: _all(store.batch_get_v1(hashes, target)))
 
         def deposit(number: int) -> float:
-            blocks = references(number, WRITTEN)
-            return seconds(lambda: raw.deposit(blocks))
+            hashes = page_hashes(number, PAGES)
+            return seconds(lambda: raw.deposit(blocks(hashes, WRITTEN)))
 
         def deliver(number: int) -> float:
-            blocks = references(number, READ)
-            return seconds(lambda: raw.deliver(blocks))
+            hashes = page_hashes(number, PAGES)
+            return seconds(lambda: raw.deliver(blocks(hashes, READ)))
 
         for number in range(-3, 0):
             for warm in (back_up, deposit, restore, deliver):

@@ -27,7 +27,7 @@ def main() -> int:
     points = quick() if options.quick else full()
     plan = Plan(
         points,
-        seconds=options.seconds or (45.0 if options.quick else 330.0),
+        seconds=options.seconds or (60.0 if options.quick else 390.0),
         starts=2 if options.quick else 4,
     )
     options.output.mkdir(parents=True, exist_ok=True)

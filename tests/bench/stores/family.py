@@ -39,6 +39,7 @@ class Family:
         is_store: whether it can be asked to store pages, and which it has; else it only moves them.
         is_product: whether the limits are about it.
         source_writes: whether the source writes into its target, and so is the one that is timed.
+        may_pause: whether its processes may be stopped while others work.
         settings, variables: of the contender and of its processes' environment.
         why_not: why it cannot run on this machine and what would help, or nothing.
     """
@@ -49,6 +50,7 @@ class Family:
     is_store: bool = True
     is_product: bool = False
     source_writes: bool = False
+    may_pause: bool = True
     settings: Mapping[str, object] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     why_not: Callable[[], str] = _nothing
@@ -92,6 +94,8 @@ def families(scratch: Path, verbs: Path | None) -> tuple[Family, ...]:
             "mooncake",
             "stores.backends:Mooncake",
             ("local", "peer"),
+            # Its master forgets clients that are silent.
+            may_pause=False,
             settings={"backend": "mooncake", "verbs": str(verbs or "")},
             why_not=lambda: _without_mooncake(verbs),
         ),

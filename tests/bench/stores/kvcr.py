@@ -13,6 +13,7 @@ from kvstrata.kvcr import nixl_thread
 from kvstrata.kvcr.activation import activate
 from kvstrata.kvcr.endpoints import Endpoint
 from kvstrata.kvcr.hints import Hint, carrying
+from kvstrata.kvcr.keys import page_keys
 from kvstrata.kvcr.layout import HostPages
 from kvstrata.kvcr.pools import HostPools
 from kvstrata.kvcr.store import KvcrStore
@@ -21,6 +22,8 @@ from kvstrata_host.ports import free_ports
 from .side import Address, Side, check_all, contents, differing
 
 _HOST = "127.0.0.1"
+_NAMESPACE = b"raw"
+"""Of the keys of KVCR alone."""
 
 
 def _hint(peer: Address, keys: Sequence[str]) -> Hint | None:
@@ -103,7 +106,7 @@ class Raw(Side):
         self._raw.deliver(self._references(keys, self.most), _hint(self.peer, keys))
 
     def exists(self, keys: Sequence[str]) -> int:
-        return self._raw.query([_key(each) for each in keys], _hint(self.peer, keys))
+        return self._raw.query(page_keys(keys, _NAMESPACE), _hint(self.peer, keys))
 
     def idle(self) -> None:
         self._raw.serve()
@@ -113,13 +116,9 @@ class Raw(Side):
 
     def _references(self, keys: Sequence[str], first: int) -> dict[BlockKey, list[MemoryRef]]:
         return {
-            _key(key): self._pages.references(self._raw.agent, first + at)
-            for at, key in enumerate(keys)
+            key: self._pages.references(self._raw.agent, first + at)
+            for at, key in enumerate(page_keys(keys, _NAMESPACE))
         }
-
-
-def _key(page_hash: str) -> BlockKey:
-    return BlockKey(bytes.fromhex(page_hash) + b"raw")
 
 
 class WithSidecar(Store):

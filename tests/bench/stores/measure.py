@@ -16,10 +16,13 @@ from .worker import Worker, WorkerError
 
 _FEWEST_ROUNDS = 3
 _MOST_ROUNDS = 101
+_WARM_UP_PAGES = 64
+"""How many pages at most are moved before a warm call."""
+
 _SHARES = 2.0
 """After so many fair shares of a point's time, a contender has had enough of it."""
 
-_HEADLINE_SHARES = 3.0
+_HEADLINE_SHARES = 5.0
 """How much more time than another point the headline gets."""
 
 _Key = tuple[str, Point, Operation, State]
@@ -34,7 +37,7 @@ class Plan:
         seconds: for all points, shared by those that are left. A point has its fewest rounds in any
             case. The first start comes before.
         starts: how often the contenders are started for the headline's page size; each start gives
-            one cold sample.
+            one cold sample, and its part of the warm ones.
     """
 
     points: tuple[Point, ...]
@@ -73,6 +76,17 @@ class Entrant:
         """Stop both ends; raises WorkerError."""
         for worker in reversed(self._workers):
             worker.stop()
+
+    def pause(self) -> None:
+        """Take the processes off the cores, unless they have to go on."""
+        if self.family.may_pause:
+            for worker in self._workers:
+                worker.pause()
+
+    def resume(self) -> None:
+        """Let the processes go on."""
+        for worker in self._workers:
+            worker.resume()
 
     def end(self) -> None:
         """End the processes."""
@@ -174,23 +188,30 @@ class Run:
             self._each(lambda entrant: entrant.start(page_bytes, most))
             self._each(lambda entrant: entrant.fill(most, 0))
             self._deadline = self._deadline or time.monotonic() + self.plan.seconds
-            if start + 1 < starts:
-                self._round(points[0], 0, self._entrants, cold=True)
-                self._round(points[0], 1, self._entrants, cold=False)
-            else:
-                for point in points:
-                    self._measure(point, first=point == points[0])
+            # A process is faster or slower as its memory came to lie: all starts share the first.
+            self._measure(points[0], self._share(points[0]) / starts, after_start=True)
+            if start + 1 == starts:
+                self._verify(points[0])
+                for point in points[1:]:
+                    self._measure(point, self._share(point), after_start=False)
+                    self._verify(point)
             self._each(Entrant.stop)
 
-    def _measure(self, point: Point, *, first: bool) -> None:
+    def _share(self, point: Point) -> float:
+        """Seconds of what is left for a point."""
+        left = max(0.0, self._deadline - time.monotonic())
+        shares = _HEADLINE_SHARES if point == HEADLINE else 1.0
+        others = len(self.plan.points) - self._done - 1
+        return left * shares / (shares + others)
+
+    def _measure(self, point: Point, share: float, *, after_start: bool) -> None:
+        """Rounds for `share` seconds; the first one `after_start` is cold."""
         began, rounds = time.monotonic(), 0
-        share = max(0.0, self._deadline - began) / (len(self.plan.points) - self._done)
-        share *= _HEADLINE_SHARES if point == HEADLINE else 1.0
         taking_part = list(self._entrants)
         spent: dict[Entrant, float] = defaultdict(float)
         while taking_part and rounds < _MOST_ROUNDS:
             for entrant, seconds in self._round(
-                point, rounds, taking_part, cold=first and rounds == 0
+                point, rounds, taking_part, cold=after_start and rounds == 0
             ).items():
                 spent[entrant] += seconds
             rounds += 1
@@ -200,20 +221,26 @@ class Run:
                 fair = _SHARES * share / max(1, len(self._entrants))
                 taking_part = [each for each in taking_part if spent[each] < fair]
             taking_part = [each for each in taking_part if each in self._entrants]
-        self._verify(point)
-        self._done += 1
         self.tell(f"{point}: {rounds} rounds in {time.monotonic() - began:.0f} s")
 
     def _round(
         self, point: Point, number: int, taking_part: Sequence[Entrant], *, cold: bool
     ) -> dict[Entrant, float]:
-        """Seconds that each took, with what is not measured."""
+        """Seconds that each took, with what is not measured.
+
+        A warm turn begins with untimed calls: after the others' turns no cache holds anything of
+        this contender, and what is timed would be how much code and data it has.
+        """
+        before = self._keys(Point(point.page_bytes, min(point.pages, _WARM_UP_PAGES)))
         keys = self._keys(point)
         state: State = "cold" if cold else "warm"
         spent: dict[Entrant, float] = {}
 
         def work(entrant: Entrant) -> None:
             began = time.monotonic()
+            if not cold:
+                entrant.work(before)
+                entrant.forget(before)
             for (contender, operation), seconds in entrant.work(keys).items():
                 self._seconds[contender, point, operation, state].append(seconds)
             entrant.forget(keys)
@@ -238,6 +265,7 @@ class Run:
             entrant.forget(keys)
 
         self._each(verify)
+        self._done += 1
 
     def _keys(self, point: Point) -> list[str]:
         self._serial += 1
@@ -246,10 +274,15 @@ class Run:
     def _each(
         self, work: Callable[[Entrant], None], entrants: Sequence[Entrant] | None = None
     ) -> None:
-        """Let each take its turn, all of them unless some are named; one that fails leaves."""
+        """Let each take its turn, all of them unless some are named; one that fails leaves.
+
+        The others are stopped meanwhile: each idle KVCR takes a part of a core.
+        """
         for entrant in list(self._entrants if entrants is None else entrants):
             try:
+                entrant.resume()
                 work(entrant)
+                entrant.pause()
             except WorkerError as error:
                 self._leave_out(entrant.family, str(error))
                 self._failed += map(entrant.family.contender, entrant.family.places)

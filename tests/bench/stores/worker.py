@@ -6,6 +6,7 @@ import importlib
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import traceback
@@ -78,8 +79,22 @@ class Worker:
         """Close the Side; the process stays and can start another."""
         self._ask(_CALL_SECONDS, "stop")
 
+    def pause(self) -> None:
+        """Take the process off the cores until `resume`; it may be done to one that has ended."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let the process go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.pid is not None and self._process.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
     def end(self) -> None:
         """End the process."""
+        self.resume()
         with contextlib.suppress(OSError):
             self._connection.send(("end",))
         self._process.join(_END_SECONDS)

@@ -7,7 +7,7 @@ is, so nothing of that is needed.
 """
 
 import ctypes
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple
 
@@ -19,9 +19,6 @@ from kvstrata.kvcr.hints import Hint
 from kvstrata.kvcr.runner import Blocks, Runner
 
 from .around import Around
-
-_SHARE_BYTES = 1 << 20
-"""What a thread takes at a time."""
 
 _SMALL_BLOCK_BYTES = 64 << 10
 """Below, threads would spend more on taking turns in the interpreter than on copying."""
@@ -49,9 +46,8 @@ class Copier:
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Returns, or raises, once nothing copies any more."""
-        shares = list(_shares(copies))
-        helpers = min(self._helpers, len(shares) - 1)
-        remaining = iter(shares)
+        helpers = min(self._helpers, len(copies) - 1)
+        remaining = iter(copies)
         if self._pool is None or helpers < 1 or copies[0].size_bytes < _SMALL_BLOCK_BYTES:
             _copy_all(remaining)
             return
@@ -66,29 +62,10 @@ class Copier:
             each.result()
 
 
-def _shares(copies: Iterable[Copy]) -> Iterator[list[Copy]]:
-    """The same bytes in lists of _SHARE_BYTES each, but for the last."""
-    share: list[Copy] = []
-    room = _SHARE_BYTES
-    for target, source, size in copies:
-        at = 0
-        while at < size:
-            part = min(size - at, room)
-            share.append(Copy(target + at, source + at, part))
-            at += part
-            room -= part
-            if not room:
-                yield share
-                share, room = [], _SHARE_BYTES
-    if share:
-        yield share
-
-
-def _copy_all(shares: Iterator[list[Copy]]) -> None:
+def _copy_all(copies: Iterator[Copy]) -> None:
     # Several threads take from one iterator of a list, which the interpreter makes safe.
-    for share in shares:
-        for target, source, size in share:
-            _memmove(target, source, size)
+    for target, source, size in copies:
+        _memmove(target, source, size)
 
 
 class CopiedRestores(Around):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages of one call, over one pool or several, as KVCR blocks."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,21 +65,18 @@ class Batch:
             if len(set(own)) != len(own) or len(set(places)) != len(places):
                 raise ValueError(f"{part.pool} pages are named twice")
             keys[part.pool] = own
-            blocks.update(
-                (key, pages.references(agent, place))
-                for key, place in zip(own, places, strict=True)
-            )
+            references = [pages.references(agent, place) for place in places]
+            blocks.update(zip(own, references, strict=True))
         return cls(blocks, keys, prefix)
 
     def only(self, keys: Iterable[BlockKey]) -> dict[BlockKey, list[MemoryRef]]:
         """The blocks of some of the keys, in their order."""
         return {key: self.blocks[key] for key in keys}
 
-    def results(self, done: Mapping[BlockKey, bool]) -> dict[str, list[bool]]:
+    def results(self, done: Container[BlockKey]) -> dict[str, list[bool]]:
         """Per pool, whether each page is done; one without bytes always is."""
         return {
-            pool: [key is None or done.get(key, False) for key in keys]
-            for pool, keys in self.keys.items()
+            pool: [key is None or key in done for key in keys] for pool, keys in self.keys.items()
         }
 
 

@@ -8,6 +8,7 @@ maxima.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,14 @@ def legal_boundaries(page_count: int, required: Iterable[PoolPresence]) -> list[
         if len(pool.pages) != page_count:
             raise ValueError(f"{len(pool.pages)} pages given for a prefix of {page_count}")
         if pool.window_pages is None:
-            whole = next((i for i, present in enumerate(pool.pages) if not present), page_count)
+            whole = pool.pages.index(False) if False in pool.pages else page_count
             legal[whole:] = [False] * (page_count - whole)
             continue
         run = 0
         for i, present in enumerate(pool.pages):
             run = run + 1 if present else 0
             legal[i] = legal[i] and run >= min(i + 1, pool.window_pages)
-    return [i + 1 for i, is_legal in enumerate(legal) if is_legal]
+    return list(compress(range(1, page_count + 1), legal))
 
 
 def as_mask(boundaries: Iterable[int], page_count: int) -> list[int]:

@@ -44,8 +44,7 @@ class Namespace:
 
 def page_keys(page_hashes: Iterable[str], namespace: bytes) -> list[BlockKey]:
     """Keys of pages from SGLang's hexadecimal page hashes."""
-    from_hex = bytes.fromhex
-    keys: list[BlockKey] = [from_hex(each) + namespace for each in page_hashes]
+    keys: list[BlockKey] = [each + namespace for each in map(bytes.fromhex, page_hashes)]
     return keys
 
 

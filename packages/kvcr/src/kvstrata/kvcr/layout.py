@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from kvcr.types import MemoryRef, RegionDescriptor
 
@@ -138,14 +139,14 @@ class HostPages:
         """Bytes of one page over all its components."""
         return sum(component.size_bytes for component in self.components)
 
-    @property
+    @functools.cached_property
     def labels(self) -> tuple[str, ...]:
         """The labels of a page's parts, in the order of its references."""
         return tuple(component.label for component in self.components)
 
     def references(self, agent: str, page: int) -> list[MemoryRef]:
         """References to every component of one page, by page index."""
-        return [_reference(agent, component.label, page) for component in self.components]
+        return list(_references(agent, self.labels, page))
 
     def page_indices(self, slot_indices: torch.Tensor) -> Sequence[int]:
         """Page index of each run of ``page_slots`` slot indices; shape [slots] -> [pages].
@@ -153,24 +154,25 @@ class HostPages:
         Raises ValueError unless every run is one whole page of this pool.
         """
         size = self.page_slots
-        if slot_indices.numel() % size:
-            raise ValueError(f"{slot_indices.numel()} {self.name} indices are no pages of {size}")
-        # Comparisons of NumPy's alone, which need next to no memory: this is on every page's way.
-        runs = slot_indices.cpu().numpy().reshape(-1, size)
-        first = runs[:, 0]
-        aligned = not (first % size).any() and (runs[:, -1] - first == size - 1).all()
-        if not aligned or not (runs[:, 1:] > runs[:, :-1]).all():
+        slots = slot_indices.cpu().numpy().astype(np.int64, copy=False)
+        if slots.size % size:
+            raise ValueError(f"{slots.size} {self.name} indices are no pages of {size}")
+        pages: list[int] = [slot // size for slot in slots[::size].tolist()]
+        # Few calls of NumPy's, each of which costs most where its code is in no cache.
+        whole = np.add.outer([page * size for page in pages], np.arange(size))
+        if slots.tobytes() != whole.tobytes():
             raise ValueError(f"{self.name} indices do not form whole pages")
-        pages: list[int] = (first // size).tolist()
         if pages and not 0 <= min(pages) <= max(pages) < self.page_count:
             raise ValueError(f"page indices reach beyond the {self.page_count} {self.name} pages")
         return pages
 
 
-@functools.lru_cache(maxsize=1 << 16)
-def _reference(agent: str, label: str, page: int) -> MemoryRef:
+@functools.lru_cache(maxsize=1 << 15)
+def _references(agent: str, labels: tuple[str, ...], page: int) -> tuple[MemoryRef, ...]:
     """Kept, because making one costs KVCR's frozen dataclass more than all else about a page."""
-    return MemoryRef(end_point_name=agent, label=label, element_index=page)
+    return tuple(
+        [MemoryRef(end_point_name=agent, label=label, element_index=page) for label in labels]
+    )
 
 
 def _check_kind(name: str, pool: HostPool) -> None:

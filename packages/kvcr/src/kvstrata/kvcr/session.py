@@ -3,9 +3,9 @@
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from kvcr.types import BlockKey, CacheTier
 
@@ -62,7 +62,8 @@ class Session:
         Raises ValueError for a pool that is not registered.
         """
         physical = [name for name in pools if not self.runner.pools.named(name).is_logical]
-        keys = [key for name in physical for key in page_keys(hashes, self.namespaces[name])]
+        of_pools = [page_keys(hashes, self.namespaces[name]) for name in physical]
+        keys = list(chain.from_iterable(of_pools))
         with self.ways.stage("locate"):
             found = [tier is not None for tier in self.ways.locate(self.runner, keys, peer.hint)]
         pages = len(hashes)
@@ -78,26 +79,25 @@ class Session:
         started = time.monotonic()
         batch = self._batch(wanted, prefix)
         if not batch.blocks:
-            return batch.results({})
+            return batch.results(())
         with self.ways.stage("locate"):
             tiers = self.ways.locate(self.runner, list(batch.blocks), peer.hint)
         # Beside a page that nobody has, KVCR would fail the pages that somebody has.
-        tier_of = {
+        found = {
             key: tier for key, tier in zip(batch.blocks, tiers, strict=True) if tier is not None
         }
         filled: list[bool] = []
-        if tier_of:
+        if found:
             with self.ways.stage("restore"):
-                filled = self.ways.restore(self.runner, batch, tier_of, peer.hint)
-        done = dict(zip(tier_of, filled, strict=True))
+                filled = self.ways.restore(self.runner, batch, found, peer.hint)
         seconds = time.monotonic() - started
-        restored = {key: _SOURCES[tier_of[key]] for key, ok in done.items() if ok}
-        self._missed(peer.absence, len(batch.blocks) - len(tier_of))
-        self._missed("failed", len(tier_of) - len(restored))
-        if peer.hint and CacheTier.REMOTE_G2 in tier_of.values():
-            self._judge(peer.hint.source, seconds, answered="peer" in restored.values())
+        restored = {key: tier for (key, tier), ok in zip(found.items(), filled, strict=True) if ok}
+        sources = _by_source(list(restored.values()))
+        self._missed(peer.absence, len(batch.blocks) - len(found))
+        self._missed("failed", len(found) - len(restored))
+        if peer.hint and CacheTier.REMOTE_G2 in found.values():
+            self._judge(peer.hint.source, seconds, answered=sources["peer"] > 0)
         restored_bytes = self._record_restored(batch, restored, seconds)
-        sources = Counter(restored.values())
         logger.info(
             "kvcr restore pages=%d restored=%d from_dram=%d from_peer=%d peer=%s bytes=%d ms=%.1f "
             "pools=%s",
@@ -110,7 +110,7 @@ class Session:
             seconds * 1000,
             ",".join(batch.keys),
         )
-        return batch.results(done)
+        return batch.results(restored)
 
     def back_up(
         self, wanted: Sequence[PoolPages], prefix: Sequence[str] = ()
@@ -123,10 +123,10 @@ class Session:
         started = time.monotonic()
         batch = self._batch(wanted, prefix)
         if not batch.blocks:
-            return batch.results({})
+            return batch.results(())
         with self.ways.stage("deposit"):
             held = self.ways.deposit(self.runner, batch)
-        results = batch.results(dict(zip(batch.blocks, held, strict=True)))
+        results = batch.results({key for key, ok in zip(batch.blocks, held, strict=True) if ok})
         seconds = time.monotonic() - started
         held_bytes = 0
         for pool, namespace in self.namespaces.items():
@@ -166,16 +166,22 @@ class Session:
             self.recorder.missed(reason, pages=pages)
 
     def _record_restored(
-        self, batch: Batch, restored: Mapping[BlockKey, Source], seconds: float
+        self, batch: Batch, restored: Mapping[BlockKey, CacheTier], seconds: float
     ) -> int:
         """Count restored pages by pool and source; the bytes of all of them."""
         total = 0
         for pool, keys in batch.keys.items():
             page_bytes = self.runner.pools.named(pool).page_bytes
-            sources = Counter(restored[key] for key in keys if key is not None and key in restored)
-            for source, pages in sources.items():
-                total += pages * page_bytes
-                self.recorder.restored(
-                    pool, source, pages=pages, page_bytes=page_bytes, seconds=seconds
-                )
+            tiers = [restored.get(key) for key in keys if key is not None]
+            for source, pages in _by_source(tiers).items():
+                if pages:
+                    total += pages * page_bytes
+                    self.recorder.restored(
+                        pool, source, pages=pages, page_bytes=page_bytes, seconds=seconds
+                    )
         return total
+
+
+def _by_source(tiers: Sequence[CacheTier | None]) -> dict[Source, int]:
+    """How many pages came from each source."""
+    return {source: tiers.count(tier) for tier, source in _SOURCES.items()}

@@ -269,7 +269,7 @@ class KvcrStore(ZeroCopyStorage):
             for name, pages in session.presence(list(windows), hashes, peer).items()
         }
         legal = legal_boundaries(len(hashes), required.values())
-        longest = max(legal, default=0)
+        longest = legal[-1] if legal else 0
         if longest < len(hashes):
             self._recorder.missed(peer.absence, pages=len(hashes) - longest)
         kv = {name: presence for name, presence in required.items() if name == _KV}
