@@ -16,6 +16,10 @@ from kvstrata_host.ports import free_ports
 
 Blocks = Mapping[BlockKey, list[MemoryRef]]
 
+DEADLINES = Deadlines(operation_seconds=300, abandon_seconds=600)
+"""A KVCR that was stopped for as long as an operation may take serves no peer any more, and while
+contenders take turns each is stopped for most of the time."""
+
 # A loop without a pause takes the interpreter from KVCR's own thread and is slower.
 _POLL_SECONDS = 0.0001
 
@@ -36,7 +40,7 @@ class RawKvcr:
             RunnerAddress(agent, "127.0.0.1", "127.0.0.1", self.control_port, nixl_port),
             pools,
             self._dram,
-            Deadlines(operation_seconds=30, abandon_seconds=60),
+            DEADLINES,
             lambda event: None,
             lambda event: None,
         )

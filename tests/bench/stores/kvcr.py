@@ -6,7 +6,7 @@ from typing import Any
 
 from hicache import SMALLEST_PAGE_BYTES, HostMemory, host_memory, storage_config
 from kvcr.types import BlockKey, MemoryRef
-from raw_kvcr import RawKvcr
+from raw_kvcr import DEADLINES, RawKvcr
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
 from kvstrata.kvcr import nixl_thread
@@ -50,6 +50,8 @@ class Store(Side):
             "nixl_port": nixl_port,
             "model_id": "bench",
             "trust_request_hints": True,
+            "operation_timeout_seconds": DEADLINES.operation_seconds,
+            "abandon_timeout_seconds": DEADLINES.abandon_seconds,
         }
         # Their option is refused where SGLang has none.
         metrics = "stage_metrics" in (settings.get("tuning") or {})
