@@ -258,7 +258,7 @@ tests/test_sglang_exact_id_patches.py, tests/test_sglang_exact_id_readiness.py.
         *folder(
             "/ci/host/src/kvstrata_host/leases",
             CHECKS,
-            "__init__.py any_order.py fixtures.py gpu.py model.py prefix_cache.py",
+            "__init__.py any_order.py fixtures.py gpu.py model.py prefix_cache.py reference.py",
         ),
         File("upstream/checks/plugin.py", f"{CHECKS}/plugin.py"),
         File("upstream/checks/test_autopatch.py", "tests/test_autopatch.py"),
