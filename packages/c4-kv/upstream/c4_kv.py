@@ -10,12 +10,14 @@ from kvstrata.exact_id import Claim, IdSpace
 from kvstrata.exact_id.ownership import C4, INDEXER
 from kvstrata.exact_id.whole_buffers import refuse
 
+CLAIM = Claim(C4, IdSpace.FULL, "kvcached")
+
 
 class DeepSeekV4C4Patch(ClaimPatch):
     """Have C4 KV managed, and refuse PD transfer, which would read addresses without memory."""
 
     patch_name = "deepseek_v4_c4"
-    claim = Claim(C4, IdSpace.FULL, "kvcached")
+    claim = CLAIM
 
     def wrappers(self) -> Wrappers:
         return {"get_contiguous_buf_infos": _page_buffers}

@@ -6,12 +6,14 @@ from kvstrata.exact_id.patches import ClaimPatch, Wrappers
 from kvstrata.exact_id import Claim, IdSpace
 from kvstrata.exact_id.ownership import INDEXER
 
+CLAIM = Claim(INDEXER, IdSpace.FULL, "kvcached")
+
 
 class DeepSeekV4IndexerPatch(ClaimPatch):
     """Have the pool of packed index keys managed."""
 
     patch_name = "deepseek_v4_indexer"
-    claim = Claim(INDEXER, IdSpace.FULL, "kvcached")
+    claim = CLAIM
 
     def wrappers(self) -> Wrappers:
         from kvstrata.packed_indexer.pool import build
