@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 import libcst as cst
@@ -76,6 +76,17 @@ class Layer:
     helpers: tuple[File, ...] = ()
     checks: tuple[Edit, ...] = ()
     upstream_tests: tuple[str, ...] = ()
+
+    def helpers_in(self, folder: str, package: str) -> tuple[File, ...]:
+        """The helpers under `folder`, for a layer of another package; this one's is `package`."""
+        return tuple(
+            replace(
+                file,
+                source=file.source if file.source.startswith("/") else f"/{package}/{file.source}",
+            )
+            for file in self.helpers
+            if file.target.startswith(f"{folder}/")
+        )
 
     def write(self, package: Path, root: Path, tree: Path) -> Written:
         """Write the files and apply the edits in a tree; raises ExportError at the first refusal.

@@ -7,9 +7,9 @@ import pytest
 
 from kvstrata.c4_kv import plugin as c4_kv
 from kvstrata.exact_id import plugin as exact_id
-from kvstrata_host.leases.fixtures import kvcached, switch_on
+from kvstrata_host.leases.fixtures import kvcached, model, no_reservations, switch_on
 
-__all__ = ["kvcached", "switched_on"]
+__all__ = ["kvcached", "model", "no_reservations", "switched_on"]
 
 
 @pytest.fixture(scope="session")

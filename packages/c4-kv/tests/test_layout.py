@@ -2,7 +2,6 @@
 """What SGLang's own accessors write to and read from a managed C4 pool, beside a native one."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,7 +10,8 @@ import torch
 from kvstrata.exact_id.discovery import managed_pools_of
 from kvstrata.exact_id.ownership import C4
 from kvstrata_host import vmm
-from kvstrata_host.leases.model import PAGE_TOKENS, Model, make_pool
+from kvstrata_host.leases.model import PAGE_TOKENS, make_pool
+from kvstrata_host.leases.pair import Pair, paired
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("switched_on")]
 
@@ -25,47 +25,26 @@ LOCATIONS = torch.tensor(
 STRADDLING = 56
 
 
-@dataclass
-class Pair:
-    """A native pool and a model with a managed one, of which the first pages are leased."""
-
-    native: Any
-    model: Model
-
-    @property
-    def pools(self) -> tuple[Any, Any]:
-        return self.native, self.model.pool
-
-    def rows(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The bytes of the leased pages of one C4 layer: native and managed."""
-        native, managed = (
-            pool.c4_kv_pool.kv_buffer[layer].view(torch.uint8)[1 : PAGES + 1] for pool in self.pools
-        )
-        return native, managed
-
-
-def make_pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    monkeypatch.setenv("ENABLE_KVCACHED", "0")
-    native = make_pool()
-    monkeypatch.setenv("ENABLE_KVCACHED", "1")
-    model = Model()
-    model.allocator.full_attn_allocator.alloc(PAGES * PAGE_TOKENS)
-    yield Pair(native, model)
-    model.pools.close()
+def c4_layers(pool: Any) -> Any:
+    return pool.c4_kv_pool.kv_buffer
 
 
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    yield from make_pair(monkeypatch)
+def pair() -> Iterator[Pair]:
+    with paired(c4_layers, PAGES) as made:
+        yield made
 
 
 @pytest.fixture
-def uniform(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+def uniform() -> Iterator[Pair]:
     """With the layout of the TRT-LLM backend: FP8 alone, without scales."""
     from sglang.srt.runtime_context import get_context
 
-    with get_context().override_server_args(dsv4_attn_backend="trtllm"):
-        yield from make_pair(monkeypatch)
+    with (
+        get_context().override_server_args(dsv4_attn_backend="trtllm"),
+        paired(c4_layers, PAGES) as made,
+    ):
+        yield made
 
 
 def packed(seed: int) -> Any:
@@ -173,9 +152,7 @@ def test_uniform_fp8_is_managed_with_its_own_layout(uniform: Pair) -> None:
     assert torch.equal(*swa)
 
 
-def test_making_pools_maps_row_0_alone_and_nothing_of_sglangs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_making_pools_maps_row_0_alone_and_nothing_of_sglangs() -> None:
     before = vmm.state().created_bytes
 
     pool = make_pool()

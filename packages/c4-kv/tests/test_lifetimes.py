@@ -29,13 +29,6 @@ FULL = 160
 
 
 @pytest.fixture
-def model() -> Iterator[Model]:
-    made = Model()
-    yield made
-    made.pools.close()
-
-
-@pytest.fixture
 def long() -> Iterator[Model]:
     made = Model(make_pool(c4_size=FULL * 64, c128_size=FULL * 2), full_pages=FULL)
     yield made

@@ -1,45 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where C4 KV stays SGLang's own, with real pools."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
-from kvstrata.c4_kv import CLAIM, plugin
+from kvstrata.c4_kv import CLAIM
 from kvstrata.exact_id.accounting import RESERVATIONS, native_bytes
 from kvstrata.exact_id.discovery import managed_pools_behind, managed_pools_of, owners_of
 from kvstrata.exact_id.ownership import C4, C128, INDEXER, SWA
-from kvstrata_host import vmm
-from kvstrata_host.leases.model import (
-    FULL_PAGES,
-    Model,
-    construction,
-    make_allocator,
-    make_pool,
-)
+from kvstrata_host.leases.model import FULL_PAGES, Model, make_allocator, make_pool, unify
+from kvstrata_host.leases.owners import make_watched_pool, managed, reason
+from kvstrata_host.leases.switch import OFF, ON, check_switch_decides
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("switched_on")]
-
-
-@pytest.fixture(autouse=True)
-def _no_reservations() -> Iterator[None]:
-    RESERVATIONS.clear()
-    yield
-    RESERVATIONS.clear()
-
-
-def managed(pool: Any) -> list[str]:
-    pools = managed_pools_of(pool)
-    names = [each.name for each in pools or ()]
-    if pools is not None:
-        pools.close()
-    return names
-
-
-def reason(pool: Any, name: str) -> str:
-    (why,) = (owner.why for owner in owners_of(pool) if owner.pool == name)
-    return why
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.usefixtures("switched_on", "no_reservations"),
+]
 
 
 def test_c4_is_managed_beside_the_window_and_everything_else_says_why_not() -> None:
@@ -59,35 +34,11 @@ def test_c4_is_managed_beside_the_window_and_everything_else_says_why_not() -> N
     assert type(pool.c4_indexer_kv_pool).__name__ == "DeepSeekV4IndexerPool"
 
 
-@pytest.mark.parametrize("value", [None, "", "0", "false", "FALSE", "1", "true", "TRUE"])
+@pytest.mark.parametrize("value", [*OFF, *ON])
 def test_the_switch_decides_also_for_a_pool_that_is_made_directly(
     value: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if value is None:
-        monkeypatch.delenv("ENABLE_KVCACHED")
-    else:
-        monkeypatch.setenv("ENABLE_KVCACHED", value)
-    before = vmm.state().calls
-
-    pool = make_pool()
-
-    is_on = value in ("1", "true", "TRUE")
-    assert (vmm.state().calls != before) is is_on
-    assert managed(pool) == ([SWA, C4] if is_on else [])
-
-
-@pytest.mark.parametrize("value", [None, "", "0", "false", "FALSE"])
-def test_with_the_switch_off_loading_claims_and_hooks_nothing(
-    value: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if value is None:
-        monkeypatch.delenv("ENABLE_KVCACHED")
-    else:
-        monkeypatch.setenv("ENABLE_KVCACHED", value)
-    monkeypatch.setattr(plugin, "apply", lambda seams: pytest.fail("hooked"))
-    monkeypatch.setattr(plugin, "claim", lambda entry: pytest.fail("claimed"))
-
-    plugin.load()
+    check_switch_decides(monkeypatch, value, [SWA, C4])
 
 
 def test_hisparse_keeps_c4_which_has_device_ids_of_its_own() -> None:
@@ -107,11 +58,9 @@ def test_hisparse_keeps_c4_which_has_device_ids_of_its_own() -> None:
 def test_a_draft_model_shares_the_ids_of_its_target_and_keeps_its_storage(
     ratios: list[int],
 ) -> None:
-    before = vmm.state().calls
+    pool, touched = make_watched_pool(compression_ratios=ratios)
 
-    pool = make_pool(compression_ratios=ratios)
-
-    assert vmm.state().calls == before
+    assert not touched
     assert managed(pool) == []
     assert "draft" in reason(pool, C4)
 
@@ -124,15 +73,11 @@ def test_a_model_without_c4_layers_has_nothing_to_wait_for() -> None:
 
 
 def test_the_unified_layout_is_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang.kernels.ops.attention.dsv4.unified_kv_kernels import env_gate
+    unify(monkeypatch)
 
-    for module in (env_gate, construction):
-        monkeypatch.setattr(module, "is_unified_kv_triton", lambda: True)
-    before = vmm.state().calls
+    pool, touched = make_watched_pool()
 
-    pool = make_pool()
-
-    assert vmm.state().calls == before
+    assert not touched
     assert managed(pool) == []
     assert pool.c4_kv_pool is None
     assert RESERVATIONS.on("cpu")["unified"] == native_bytes(pool)["unified"] > 0

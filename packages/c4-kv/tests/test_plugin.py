@@ -2,17 +2,17 @@
 """The plugin as SGLang loads it, in a process of its own, and as `plan` finds it."""
 
 import importlib.util
-import json
 from pathlib import Path
 
 import pytest
 
 from kvstrata.c4_kv import CLAIM, plugin
 from kvstrata.exact_id import gating
-from kvstrata.exact_id.__main__ import main
 from kvstrata.exact_id.ownership import C4, INDEXER, SWA, installed_claims
 from kvstrata.seams.report import SUPPORTED, compare
+from kvstrata_host.leases.plan import planned, write_config
 from kvstrata_host.leases.process import run
+from kvstrata_host.leases.switch import OFF, check_plugin_stays_idle, turn
 
 DSV4 = """\
 from kvstrata_host.leases import model
@@ -35,16 +35,23 @@ def test_every_hook_is_pinned_to_what_is_installed() -> None:
     assert [row.status for row in rows] == [SUPPORTED]
 
 
+@pytest.mark.parametrize("value", OFF)
+def test_with_the_switch_off_loading_claims_and_hooks_nothing(
+    value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn(monkeypatch, value)
+
+    check_plugin_stays_idle(monkeypatch, plugin)
+
+
 @pytest.mark.parametrize("found", [None, "0.1.5"])
 def test_without_the_supported_kvcached_nothing_is_hooked_or_claimed(
     found: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ENABLE_KVCACHED", "1")
+    turn(monkeypatch, "1")
     monkeypatch.setattr(gating, "kvcached_version", lambda: found)
-    monkeypatch.setattr(plugin, "apply", lambda seams: pytest.fail("hooked"))
-    monkeypatch.setattr(plugin, "claim", lambda entry: pytest.fail("claimed"))
 
-    plugin.load()
+    check_plugin_stays_idle(monkeypatch, plugin)
 
 
 @pytest.mark.integration
@@ -67,15 +74,6 @@ def test_a_process_with_the_switch_off_has_no_hook_and_sglangs_pools() -> None:
     assert result["pools"] == ["DeepSeekV4SingleKVPool"] * 2
 
 
-@pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ENABLE_KVCACHED", "1")
-    monkeypatch.setenv("KVCACHED_CONTIGUOUS_LAYOUT", "false")
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({"compress_ratios": [0, 4, 128, 4]}), encoding="utf-8")
-    return file
-
-
 # What plan says of C4 for these server arguments.
 PLANS: dict[str, tuple[tuple[str, ...], bool, str]] = {
     "as usual": ((), True, CLAIM.by),
@@ -89,23 +87,22 @@ PLANS: dict[str, tuple[tuple[str, ...], bool, str]] = {
 
 @pytest.mark.parametrize(("arguments", "is_managed", "why"), PLANS.values(), ids=PLANS)
 def test_the_plan_shows_c4_because_the_slice_is_installed(
-    config: Path,
     arguments: tuple[str, ...],
     is_managed: bool,
     why: str,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = ["plan", "--model-config", str(config), "--json", "--max-total-tokens", "65536"]
+    config = write_config(tmp_path, [0, 4, 128, 4])
 
-    assert main([*command, *arguments]) == 0
+    c4 = planned(capsys, config, "--max-total-tokens", "65536", *arguments)[C4]
 
-    pools = {each["pool"]: each for each in json.loads(capsys.readouterr().out)["pools"]}
-    assert pools[C4]["is_managed"] is is_managed
-    assert why in pools[C4]["why"]
+    assert c4["is_managed"] is is_managed
+    assert why in c4["why"]
     size = 32_768 if "trtllm" in arguments else 37_440
-    assert pools[C4]["native_bytes"] == 257 * size * 2
+    assert c4["native_bytes"] == 257 * size * 2
     # Row 0 of both layers is all that has to be there.
-    assert pools[C4]["least_bytes"] == (2 * (2 << 20) if is_managed else 257 * size * 2)
+    assert c4["least_bytes"] == (2 * (2 << 20) if is_managed else c4["native_bytes"])
 
 
 def test_the_slice_claims_c4_and_no_other_pool() -> None:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages that SGLang's radix cache keeps for other requests keep their memory."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -11,13 +9,6 @@ from kvstrata_host.leases.model import FULL_PAGES, PAGE_TOKENS, Model, pages_of
 from kvstrata_host.leases.prefix_cache import PrefixCache
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("switched_on")]
-
-
-@pytest.fixture
-def model() -> Iterator[Model]:
-    made = Model()
-    yield made
-    made.pools.close()
 
 
 def test_a_prefix_is_reused_with_its_history_and_evicted_with_its_memory(model: Model) -> None:

@@ -3,18 +3,11 @@
 
 from pathlib import Path
 
-import pytest
-
 from kvstrata.exact_id.ownership import C4, SWA
 from kvstrata_host.leases.engine import Size
-from kvstrata_host.leases.serving import check_twins, engines_in
+from kvstrata_host.leases.serving import check_twins, engines_in, in_process
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.usefixtures("switched_on"),
-    # SGLang warns of itself where its scheduler is imported.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
-]
+pytestmark = in_process
 
 
 def test_a_served_load_is_the_same_on_managed_and_native_pools(tmp_path: Path) -> None:

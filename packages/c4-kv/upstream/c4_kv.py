@@ -1,31 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """C4 KV of DeepSeek-V4 in memory that follows SGLang's full page ids."""
 
-import types
 from collections.abc import Callable
 from typing import Any
 
-from kvstrata.exact_id.patches import ExactIdPatch, Wrappers
+from kvstrata.exact_id.patches import ClaimPatch, Wrappers
 
-from kvstrata.exact_id import Claim, IdSpace, claim
+from kvstrata.exact_id import Claim, IdSpace
 from kvstrata.exact_id.ownership import C4, INDEXER
 from kvstrata.exact_id.whole_buffers import refuse
 
 CLAIM = Claim(C4, IdSpace.FULL, "kvcached")
 
 
-class DeepSeekV4C4Patch(ExactIdPatch):
+class DeepSeekV4C4Patch(ClaimPatch):
     """Have C4 KV managed, and refuse PD transfer, which would read addresses without memory."""
 
-    target_module = "sglang.srt.mem_cache.deepseek_v4_memory_pool"
-    target_class = "DeepSeekV4TokenToKVPool"
     patch_name = "deepseek_v4_c4"
-
-    def apply(self, target_module: types.ModuleType) -> bool:
-        if not super().apply(target_module):
-            return False
-        claim(CLAIM)
-        return True
+    claim = CLAIM
 
     def wrappers(self) -> Wrappers:
         return {"get_contiguous_buf_infos": _page_buffers}

@@ -4,14 +4,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from stackkit.export import AddElement, AddImport, File, Remove, folder, layer_of
-from stackkit.export.kvcached import headed
+from stackkit.export import File, folder, layer_of
+from stackkit.export.kvcached import headed, registered
 
 BELOW = layer_of(Path(__file__).parents[2] / "exact-id" / "upstream" / "layer.py")
 PACKAGE = BELOW.names.modules["kvstrata.exact_id"]
 CHECKS = BELOW.names.modules["kvstrata_host.leases"]
-AUTOPATCH = "kvcached/integration/sglang/autopatch.py"
-PATCH = "DeepSeekV4C4Patch"
 
 LAYER = replace(
     BELOW,
@@ -37,37 +35,21 @@ New test for the CPU manifest: tests/test_sglang_exact_id_c4_kv.py.
         File("upstream/c4_kv.py", f"{PACKAGE.replace('.', '/')}/c4_kv.py", (headed,)),
         File("upstream/test_c4_kv.py", "tests/test_sglang_exact_id_c4_kv.py", (headed,)),
     ),
-    edits=(
-        AddElement(
-            AUTOPATCH,
-            "_patch_sglang",
-            "(DeepSeekV4PoolPatch(), SGLANG_RANGE)",
-            f"({PATCH}(), SGLANG_RANGE)",
-        ),
-        AddImport(AUTOPATCH, "", f"{PACKAGE}.c4_kv", PATCH),
+    edits=registered(
+        f"{PACKAGE}.c4_kv",
+        "DeepSeekV4C4Patch",
+        versions="SGLANG_RANGE",
+        behind="(DeepSeekV4PoolPatch(), SGLANG_RANGE)",
     ),
     left_out={"hooks.py, plugin.py": "c4_kv.py stands in their place"},
     helpers=(
-        *(
-            File(
-                file.source if file.source.startswith("/") else f"/packages/exact-id/{file.source}",
-                file.target,
-            )
-            for file in BELOW.helpers
-            if file.target.startswith(f"{CHECKS}/")
-        ),
+        *BELOW.helpers_in(CHECKS, "packages/exact-id"),
         File("upstream/checks/plugin.py", f"{CHECKS}/c4_kv/plugin.py"),
         *folder(
             "tests",
             "tests",
             "conftest.py test_any_order.py test_gpu.py test_layout.py test_lifetimes.py "
             "test_native.py test_prefix_cache.py test_whole_buffers.py",
-        ),
-    ),
-    checks=(
-        Remove(
-            "tests/test_native.py",
-            "test_with_the_switch_off_loading_claims_and_hooks_nothing",
         ),
     ),
 )

@@ -8,9 +8,9 @@ import pytest
 from kvstrata.exact_id import plugin
 from kvstrata.exact_id.geometry import PoolGeometry
 from kvstrata.exact_id.transaction import IdSpace, ManagedPools
-from kvstrata_host.leases.fixtures import kvcached, switch_on
+from kvstrata_host.leases.fixtures import kvcached, model, no_reservations, switch_on
 
-__all__ = ["kvcached", "made_pools", "switched_on"]
+__all__ = ["kvcached", "made_pools", "model", "no_reservations", "switched_on"]
 
 MakePools = Callable[..., ManagedPools]
 

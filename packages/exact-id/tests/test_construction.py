@@ -2,7 +2,6 @@
 """Who owns the pools of real DeepSeek-V4 models, and what is accounted for them."""
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from kvstrata.exact_id.discovery import (
 )
 from kvstrata.exact_id.errors import SetupError
 from kvstrata.exact_id.ownership import POOLS, SWA
-from kvstrata_host import vmm
 from kvstrata_host.leases.model import (
     FULL_PAGES,
     PAGE_TOKENS,
@@ -27,48 +25,36 @@ from kvstrata_host.leases.model import (
     make_allocator,
     make_pool,
 )
+from kvstrata_host.leases.owners import make_watched_pool
+from kvstrata_host.leases.switch import OFF, ON, turn
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("switched_on")]
-
-
-@pytest.fixture(autouse=True)
-def _no_reservations() -> Iterator[None]:
-    RESERVATIONS.clear()
-    yield
-    RESERVATIONS.clear()
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.usefixtures("switched_on", "no_reservations"),
+]
 
 
-def calls_of(**changes: object) -> tuple[object, bool]:
-    """A pool that was made with `changes`, and whether kvcached made a driver call for it."""
-    before = vmm.state().calls
-    made = make_pool(**changes)
-    return made, vmm.state().calls != before
-
-
-@pytest.mark.parametrize("value", [None, "", "0", "false", "FALSE"])
+@pytest.mark.parametrize("value", OFF)
 def test_with_the_switch_off_a_pool_that_is_made_directly_is_native(
     value: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if value is None:
-        monkeypatch.delenv("ENABLE_KVCACHED")
-    else:
-        monkeypatch.setenv("ENABLE_KVCACHED", value)
+    turn(monkeypatch, value)
     # Nothing else is looked at.
     monkeypatch.setattr(construction, "observe", lambda given: pytest.fail("looked"))
 
     with caplog.at_level(logging.INFO, logger="kvstrata.exact_id"):
-        pool, touched = calls_of()
+        pool, touched = make_watched_pool()
 
     assert not touched
     assert managed_pools_of(pool) is None
     assert caplog.messages == []
     assert owners_of(pool) == ()
-    assert type(pool.swa_kv_pool).__name__ == "DeepSeekV4SingleKVPool"  # type: ignore[attr-defined]
+    assert type(pool.swa_kv_pool).__name__ == "DeepSeekV4SingleKVPool"
 
 
-@pytest.mark.parametrize("value", ["1", "true", "TRUE"])
+@pytest.mark.parametrize("value", ON)
 def test_with_the_switch_on_swa_is_managed(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENABLE_KVCACHED", value)
+    turn(monkeypatch, value)
 
     model = Model()
 
@@ -92,7 +78,7 @@ def test_more_than_one_rank_keeps_native_pools_and_says_so_once(
     from sglang.srt.runtime_context import get_parallel
 
     with get_parallel().override(**topology), caplog.at_level(logging.INFO, "kvstrata.exact_id"):
-        pool, touched = calls_of()
+        pool, touched = make_watched_pool()
 
     assert not touched
     assert managed_pools_of(pool) is None
@@ -114,7 +100,7 @@ def test_an_unpublished_topology_keeps_native_pools(
     monkeypatch.setattr(construction, "get_parallel", Unpublished)
 
     with caplog.at_level(logging.INFO, logger="kvstrata.exact_id"):
-        pool, touched = calls_of()
+        pool, touched = make_watched_pool()
 
     assert not touched
     assert managed_pools_of(pool) is None
@@ -154,7 +140,7 @@ def test_what_registers_whole_buffers_keeps_native_pools(
     monkeypatch.setattr(construction, getter, Changed)
 
     with caplog.at_level(logging.INFO, logger="kvstrata.exact_id"):
-        pool, touched = calls_of()
+        pool, touched = make_watched_pool()
 
     assert not touched
     assert managed_pools_of(pool) is None
@@ -169,7 +155,7 @@ def test_the_layout_that_mixes_layers_keeps_native_pools(
     monkeypatch.setattr(kvcached.utils, "CONTIGUOUS_LAYOUT", True)
 
     with caplog.at_level(logging.WARNING, logger="kvstrata.exact_id"):
-        pool, touched = calls_of()
+        pool, touched = make_watched_pool()
 
     assert not touched
     assert managed_pools_of(pool) is None
@@ -185,7 +171,7 @@ def test_the_memory_saver_keeps_native_pools(caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_draft_pool_without_c4_layers_is_native_and_takes_no_time() -> None:
-    pool, touched = calls_of(compression_ratios=[0])
+    pool, touched = make_watched_pool(compression_ratios=[0])
 
     assert not touched
     assert managed_pools_of(pool) is None

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +12,7 @@ from kvstrata.exact_id.errors import SetupError
 from kvstrata.exact_id.ownership import Claim
 from kvstrata.exact_id.plan import ModelShape
 from kvstrata.exact_id.transaction import IdSpace
+from kvstrata_host.leases.plan import planned, write_config
 
 CONFIG = Path(__file__).parent / "data" / "deepseek-v4.json"
 
@@ -26,13 +25,8 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KVCACHED_PAGE_SIZE_MB", raising=False)
 
 
-def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
-    assert main(["plan", "--model-config", str(CONFIG), "--json", *arguments]) == 0
-    return {pool["pool"]: pool for pool in json.loads(capsys.readouterr().out)["pools"]}
-
-
 def test_swa_is_managed_and_the_sizes_are_worked_out(capsys: pytest.CaptureFixture[str]) -> None:
-    pools = planned(capsys)
+    pools = planned(capsys, CONFIG)
 
     assert [name for name, pool in pools.items() if pool["is_managed"]] == ["swa"]
     swa = pools["swa"]
@@ -58,7 +52,7 @@ def test_a_pool_that_an_installed_slice_claims_is_managed(
     installed = {ownership.CLAIMS: [Entry()]}
     monkeypatch.setattr(ownership, "entry_points", lambda group: installed[group])
 
-    pools = planned(capsys)
+    pools = planned(capsys, CONFIG)
 
     assert (pools["c4"]["is_managed"], pools["c4"]["why"]) == (True, "by another slice")
     assert not pools["indexer"]["is_managed"]
@@ -75,7 +69,7 @@ PAGE_BYTES = {
 def test_a_page_is_as_large_as_its_layout(
     arguments: tuple[str, ...], sizes: tuple[int, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pools = planned(capsys, *arguments)
+    pools = planned(capsys, CONFIG, *arguments)
 
     assert tuple(pools[name]["page_bytes"] for name in ("swa", "c4", "c128", "indexer")) == sizes
 
@@ -91,12 +85,10 @@ def test_the_planned_sizes_are_those_of_real_pools(
 
     monkeypatch.setenv("ENABLE_KVCACHED", "0")
     real = native_bytes(make_pool())
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({"compress_ratios": RATIOS}), encoding="utf-8")
-    monkeypatch.setattr(sys.modules[__name__], "CONFIG", config)
 
     pools = planned(
         capsys,
+        write_config(tmp_path, RATIOS),
         "--max-total-tokens",
         str(FULL_PAGES * PAGE_TOKENS),
         "--swa-full-tokens-ratio",
@@ -122,7 +114,7 @@ REASONS = {
 def test_native_pools_say_why(
     arguments: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for pool in planned(capsys, *arguments).values():
+    for pool in planned(capsys, CONFIG, *arguments).values():
         assert not pool["is_managed"]
         assert reason in pool["why"]
 
@@ -132,11 +124,11 @@ def test_kvcacheds_default_layout_keeps_every_pool_native(
 ) -> None:
     monkeypatch.delenv("KVCACHED_CONTIGUOUS_LAYOUT")
 
-    assert "KVCACHED_CONTIGUOUS_LAYOUT=false" in planned(capsys)["swa"]["why"]
+    assert "KVCACHED_CONTIGUOUS_LAYOUT=false" in planned(capsys, CONFIG)["swa"]["why"]
 
 
 def test_hisparse_leaves_swa_managed(capsys: pytest.CaptureFixture[str]) -> None:
-    pools = planned(capsys, "--enable-hisparse")
+    pools = planned(capsys, CONFIG, "--enable-hisparse")
 
     assert pools["swa"]["is_managed"]
     assert "HiSparse" in pools["c4"]["why"]
@@ -147,7 +139,7 @@ def test_larger_vmm_pages_come_from_kvcacheds_setting(
 ) -> None:
     monkeypatch.setenv("KVCACHED_PAGE_SIZE_MB", "4")
 
-    assert planned(capsys)["swa"]["virtual_bytes"] == 15 * 8 * (4 << 20)
+    assert planned(capsys, CONFIG)["swa"]["virtual_bytes"] == 15 * 8 * (4 << 20)
 
 
 def test_the_table_shows_each_pool_the_switch_and_what_was_passed_over(

@@ -21,18 +21,16 @@ REQUESTS = SimpleNamespace(req_to_token=torch.zeros(5, 1, dtype=torch.int32))
 
 
 @pytest.fixture(autouse=True)
-def _cuda_branches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _cuda_branches(no_reservations: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """SGLang's page size for the model, and its branches for CUDA."""
     from sglang.srt.mem_cache import kv_cache_configurator as configurator
     from sglang.srt.runtime_context import get_context
 
-    RESERVATIONS.clear()
     monkeypatch.setattr(
         configurator, "current_platform", SimpleNamespace(is_out_of_tree=lambda: False)
     )
     with get_context().override_server_args(page_size=PAGE_TOKENS):
         yield
-    RESERVATIONS.clear()
 
 
 class Runner:

@@ -10,14 +10,9 @@ from kvstrata.exact_id.limits import LimitStatus
 from kvstrata.exact_id.ownership import SWA
 from kvstrata_host.dsv4 import PAGE_TOKENS
 from kvstrata_host.leases.engine import DamageError, Engine, Size
-from kvstrata_host.leases.serving import Engines, check_memory, engines_in, pools_of
+from kvstrata_host.leases.serving import Engines, check_memory, engines_in, in_process, pools_of
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.usefixtures("switched_on"),
-    # SGLang warns of itself where its scheduler is imported.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
-]
+pytestmark = in_process
 
 SIZE = Size(full_pages=128, swa_ratio=1.0)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Managed SWA of a real DeepSeek-V4 pool, with SGLang's allocators, over the real kvcached."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from kvstrata.exact_id.ownership import C4, SWA, Claim
 from kvstrata.exact_id.pool import ManagedPool
 from kvstrata.exact_id.transaction import IdSpace
 from kvstrata_host import vmm
+from kvstrata_host.leases.frees import FREES, Free, check_free_gives_back
 from kvstrata_host.leases.model import (
     FULL_PAGES,
     PAGE_TOKENS,
@@ -29,14 +30,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("switched_on")]
 LAYERS = len(RATIOS)
 ROWS_OF_VMM_PAGE_0 = (2 << 20) // 149_760
 WHOLE_VMM_PAGES = 3
-
-
-@pytest.fixture
-def model() -> Iterator[Model]:
-    """A model of which SWA is managed."""
-    made = Model()
-    yield made
-    made.pools.close()
 
 
 @pytest.fixture
@@ -318,39 +311,12 @@ def test_a_retired_window_goes_and_the_compressed_history_stays(both: Model) -> 
     assert both.pools[C4].ledger.leased_ids.tolist() == []
 
 
-FREES: dict[str, Callable[[Model, torch.Tensor], None]] = {
-    "free": lambda model, tokens: model.allocator.free(tokens),
-    "free_segment": lambda model, tokens: model.allocator.free_segment(tokens, start_pos=0),
-    "free_segments": lambda model, tokens: model.allocator.free_segments([(tokens, 0)]),
-    "free_swa, free_full": lambda model, tokens: (
-        model.allocator.free_swa(tokens),
-        model.allocator.free_full(tokens),
-    )[0],
-    "free_swa_segment, free_full_segments": lambda model, tokens: (
-        model.allocator.free_swa_segment(tokens, start_pos=0),
-        model.allocator.free_full_segments([(tokens, 0)]),
-    )[0],
-}
-
-
 @pytest.mark.parametrize("free", FREES.values(), ids=FREES)
 @pytest.mark.parametrize("grouped", [False, True], ids=["at once", "in a group"])
 def test_every_way_to_free_gives_leases_and_memory_back(
-    both: Model, free: Callable[[Model, torch.Tensor], None], grouped: bool
+    both: Model, free: Free, grouped: bool
 ) -> None:
-    before = both.picture().pools
-    tokens = both.start(SWA_PAGES)
-    full = both.picture().pools
-
-    if grouped:
-        both.allocator.free_group_begin()
-    free(both, tokens)
-    if grouped:
-        assert both.picture().pools == full, "nothing goes before the end of the group"
-        tokens.zero_()
-        both.allocator.free_group_end()
-
-    assert both.picture().pools == before
+    check_free_gives_back(both, SWA_PAGES, free, grouped=grouped)
 
 
 def test_freeing_twice_is_refused_before_sglangs_free_list_is_damaged(both: Model) -> None:

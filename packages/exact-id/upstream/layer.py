@@ -1,19 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """exact-id as a pull request to kvcached: patches of SGLang among its own."""
 
-from stackkit.export import AddElement, AddImport, Edit, File, Layer, Names, folder, instead
-from stackkit.export.kvcached import STYLE, headed
+from stackkit.export import File, Layer, Names, folder, instead
+from stackkit.export.kvcached import STYLE, headed, registered
 
 PACKAGE = "kvcached.integration.sglang.exact_id"
 HOME = "kvcached/integration/sglang/exact_id"
-AUTOPATCH = "kvcached/integration/sglang/autopatch.py"
 CHECKS = "leases_on_host"
-PATCHES = (
-    "DeepSeekV4AllocatorPatch",
-    "DeepSeekV4HiCachePatch",
-    "DeepSeekV4LinkerPatch",
-    "DeepSeekV4PoolPatch",
-)
 
 FRONT = instead(
     {
@@ -183,19 +176,6 @@ def test_another_value_is_off_and_said_to_be(value: str, caplog: pytest.LogCaptu
     }
 )
 
-EDITS: tuple[Edit, ...] = (
-    *(
-        AddElement(
-            AUTOPATCH,
-            "_patch_sglang",
-            '(MambaRadixCacheLimitPatch(), ">=0.5.13")',
-            f"({patch}(), SGLANG_RANGE)",
-        )
-        for patch in PATCHES
-    ),
-    *(AddImport(AUTOPATCH, "", f"{PACKAGE}.patches", name) for name in (*PATCHES, "SGLANG_RANGE")),
-)
-
 LAYER = Layer(
     subject="[SGLang] Lease exact page ids for DeepSeek-V4 pools, beginning with SWA",
     body="""
@@ -248,7 +228,16 @@ tests/test_sglang_exact_id_patches.py, tests/test_sglang_exact_id_readiness.py.
         File("tests/test_readiness.py", "tests/test_sglang_exact_id_readiness.py", (headed,)),
         File("upstream/test_patches.py", "tests/test_sglang_exact_id_patches.py", (headed,)),
     ),
-    edits=EDITS,
+    edits=registered(
+        f"{PACKAGE}.patches",
+        "DeepSeekV4AllocatorPatch",
+        "DeepSeekV4HiCachePatch",
+        "DeepSeekV4LinkerPatch",
+        "DeepSeekV4PoolPatch",
+        versions="SGLANG_RANGE",
+        behind='(MambaRadixCacheLimitPatch(), ">=0.5.13")',
+        imports=("SGLANG_RANGE",),
+    ),
     left_out={
         "hooks.py, plugin.py": "patches.py stands in their place",
         "__main__.py, plan.py": "tools for operators",
@@ -258,7 +247,8 @@ tests/test_sglang_exact_id_patches.py, tests/test_sglang_exact_id_readiness.py.
         *folder(
             "/ci/host/src/kvstrata_host/leases",
             CHECKS,
-            "__init__.py any_order.py fixtures.py gpu.py model.py prefix_cache.py",
+            "__init__.py any_order.py fixtures.py frees.py gpu.py model.py owners.py pair.py "
+            "prefix_cache.py reference.py switch.py",
         ),
         File("upstream/checks/plugin.py", f"{CHECKS}/plugin.py"),
         File("upstream/checks/test_autopatch.py", "tests/test_autopatch.py"),

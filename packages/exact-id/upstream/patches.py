@@ -3,6 +3,7 @@
 
 import functools
 import types
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from kvcached.integration.patch_base import BasePatch
 from kvcached.integration.version_utils import VersionAwarePatch, version_range
 
 from kvstrata.exact_id.gating import SGLANG_VERSION
+from kvstrata.exact_id.ownership import Claim, claim
 
 SGLANG_RANGE = f"=={SGLANG_VERSION}"
 
@@ -58,8 +60,23 @@ class ExactIdPatch(VersionAwarePatch, BasePatch):
         wrap(owner, self.wrappers())
         return True
 
+    @abstractmethod
     def wrappers(self) -> Wrappers:
-        raise NotImplementedError
+        """What is called in place of each function, by its name."""
+
+
+class ClaimPatch(ExactIdPatch):
+    """Has a pool of DeepSeek-V4 managed once what that takes is wrapped."""
+
+    target_module = "sglang.srt.mem_cache.deepseek_v4_memory_pool"
+    target_class = "DeepSeekV4TokenToKVPool"
+    claim: Claim
+
+    def apply(self, target_module: types.ModuleType) -> bool:
+        if not super().apply(target_module):
+            return False
+        claim(self.claim)
+        return True
 
 
 class DeepSeekV4AllocatorPatch(ExactIdPatch):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.exact_id import patches
+from kvstrata.exact_id import Claim, IdSpace, ownership, patches
+from kvstrata.exact_id.ownership import INDEXER
 
 AUTOPATCH = Path(patches.__file__).parents[1] / "autopatch.py"
 
@@ -65,6 +66,47 @@ def test_a_wrapper_of_a_module_replaces_its_function():
     patches.wrap(module, {"size": lambda original, extra: original(extra) + 1})
 
     assert module.size(3) == 4
+
+
+class ClaimingPatch(patches.ClaimPatch):
+    claim = Claim(INDEXER, IdSpace.FULL, "the test")
+
+    def wrappers(self):
+        return {"size": doubled}
+
+
+@pytest.fixture
+def claiming(monkeypatch):
+    monkeypatch.setattr(ownership, "_claims", {})
+    made = ClaimingPatch()
+    monkeypatch.setattr(made, "initialize_version_info", lambda: True)
+    return made
+
+
+def a_module(**methods):
+    module = types.ModuleType("deepseek_v4_memory_pool")
+    module.DeepSeekV4TokenToKVPool = type("DeepSeekV4TokenToKVPool", (), methods)
+    return module
+
+
+def test_a_pool_is_managed_once_sglang_is_patched(claiming):
+    assert claiming.apply(a_module(size=lambda pool, extra: extra))
+
+    assert ownership.claims() == {INDEXER: claiming.claim}
+
+
+def test_a_pool_is_left_to_sglang_where_the_target_is_gone(claiming):
+    with pytest.raises(AttributeError, match="size"):
+        claiming.apply(a_module())
+
+    assert ownership.claims() == {}
+
+
+def test_a_pool_is_left_to_sglang_of_another_release(claiming, monkeypatch):
+    monkeypatch.setattr(claiming, "initialize_version_info", lambda: False)
+
+    assert not claiming.apply(a_module(size=lambda pool, extra: extra))
+    assert ownership.claims() == {}
 
 
 def test_the_pool_is_patched_after_everything_that_it_depends_on():

@@ -2,14 +2,13 @@
 """What SGLang's own accessors write to and read from managed index keys, beside native ones."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
 from kvstrata.exact_id.ownership import INDEXER
-from kvstrata_host.leases.model import PAGE_TOKENS, Model, make_pool
+from kvstrata_host.leases.pair import Pair, paired
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("switched_on")]
 
@@ -19,73 +18,50 @@ KEYS = 64
 """Index keys of a page."""
 # Ids that lie on two VMM pages of 2 MiB: of 8,448 bytes, then of 4,352 bytes.
 STRADDLING = {"fp8": 248, "fp4": 481}
+PROBED = {
+    layout: torch.tensor([1, 2, at - 1, at, at + 1, PAGES]) for layout, at in STRADDLING.items()
+}
+# The first two and the last of the keys of each of these pages.
+LOCATIONS = {
+    layout: (pages[:, None] * KEYS + torch.tensor([0, 1, 63])).flatten()
+    for layout, pages in PROBED.items()
+}
 
 
-@dataclass
-class Pair:
-    """A native pool and a model with a managed one, of which the first pages are leased."""
-
-    native: Any
-    model: Model
-    layout: str
-
-    @property
-    def pools(self) -> tuple[Any, Any]:
-        return self.native, self.model.pool
-
-    @property
-    def pages(self) -> list[int]:
-        at = STRADDLING[self.layout]
-        return [1, 2, at - 1, at, at + 1, PAGES]
-
-    @property
-    def locations(self) -> torch.Tensor:
-        return torch.tensor([page * KEYS + row for page in self.pages for row in (0, 1, 63)])
-
-    def rows(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The bytes of the leased pages of one layer: native and managed."""
-        native, managed = (
-            pool.c4_indexer_kv_pool.index_k_with_scale_buffer[layer][1 : PAGES + 1]
-            for pool in self.pools
-        )
-        return native, managed
-
-    def random(self, width: int, seed: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randn(self.locations.numel(), width, generator=generator)
+def indexer_layers(pool: Any) -> Any:
+    return pool.c4_indexer_kv_pool.index_k_with_scale_buffer
 
 
-def make_pair(monkeypatch: pytest.MonkeyPatch, layout: str) -> Iterator[Pair]:
+@pytest.fixture
+def fp8() -> Iterator[Pair]:
+    with paired(indexer_layers, PAGES, c4_size=PAGES * 64, c128_size=PAGES * 2) as made:
+        yield made
+
+
+@pytest.fixture
+def fp4() -> Iterator[Pair]:
     from sglang.srt.runtime_context import get_context
 
-    sizes = {"c4_size": PAGES * 64, "c128_size": PAGES * 2}
-    with get_context().override_server_args(enable_deepseek_v4_fp4_indexer=layout == "fp4"):
-        monkeypatch.setenv("ENABLE_KVCACHED", "0")
-        native = make_pool(**sizes)
-        monkeypatch.setenv("ENABLE_KVCACHED", "1")
-        model = Model(make_pool(**sizes), full_pages=PAGES)
-    model.allocator.full_attn_allocator.alloc(PAGES * PAGE_TOKENS)
-    yield Pair(native, model, layout)
-    model.pools.close()
+    with (
+        get_context().override_server_args(enable_deepseek_v4_fp4_indexer=True),
+        paired(indexer_layers, PAGES, c4_size=PAGES * 64, c128_size=PAGES * 2) as made,
+    ):
+        yield made
 
 
-@pytest.fixture
-def fp8(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    yield from make_pair(monkeypatch, "fp8")
-
-
-@pytest.fixture
-def fp4(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    yield from make_pair(monkeypatch, "fp4")
+def random(width: int, seed: int) -> torch.Tensor:
+    """A row for each of the locations of a layout."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(LOCATIONS["fp8"].numel(), width, generator=generator)
 
 
 def write(pair: Pair, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Set FP8 keys and scales in every layer of both pools; returns those of the last layer."""
     for layer in C4_LAYERS:
-        keys = pair.random(128, seed + layer).to(torch.float8_e4m3fn)
-        scales = pair.random(1, seed + layer + 10)
+        keys = random(128, seed + layer).to(torch.float8_e4m3fn)
+        scales = random(1, seed + layer + 10)
         for pool in pair.pools:
-            pool.set_index_k_scale_buffer(layer, pair.locations, keys, scales)
+            pool.set_index_k_scale_buffer(layer, LOCATIONS["fp8"], keys, scales)
     return keys, scales
 
 
@@ -162,9 +138,8 @@ def test_an_fp8_getter_reads_what_was_set(
     fp8: Pair, read: Callable[[Any, torch.Tensor], tuple[torch.Tensor, ...]]
 ) -> None:
     keys, scales = write(fp8, seed=3)
-    pages = torch.tensor(fp8.pages)
 
-    native, managed = (read(pool, pages) for pool in fp8.pools)
+    native, managed = (read(pool, PROBED["fp8"]) for pool in fp8.pools)
 
     for one, other in zip(native, managed, strict=True):
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
@@ -177,13 +152,13 @@ def test_an_fp8_getter_reads_what_was_set(
 def test_the_interpreted_fused_store_writes_what_it_writes_to_a_native_pool(fp8: Pair) -> None:
     from sglang.kernels.ops.kvcache.triton_store_cache import triton_fused_store_cache
 
-    keys = fp8.random(128, seed=1).bfloat16()
+    keys = random(128, seed=1).bfloat16()
     for pool in fp8.pools:
         part = pool.c4_indexer_kv_pool
         triton_fused_store_cache(
             keys,
             part.index_k_with_scale_buffer[0],
-            fp8.locations.int(),
+            LOCATIONS["fp8"].int(),
             page_size=part.page_size,
             type="indexer",
         )
@@ -195,9 +170,9 @@ def test_the_interpreted_fused_store_writes_what_it_writes_to_a_native_pool(fp8:
 
 def test_the_fp4_setter_writes_what_it_writes_to_a_native_pool(fp4: Pair) -> None:
     for layer in C4_LAYERS:
-        keys = fp4.random(128, layer).bfloat16()
+        keys = random(128, layer).bfloat16()
         for pool in fp4.pools:
-            pool.set_index_k_fp4(layer, fp4.locations, keys)
+            pool.set_index_k_fp4(layer, LOCATIONS["fp4"], keys)
 
     for layer in (0, 1):
         native, managed = fp4.rows(layer)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All managed pools of a model in one transaction: the window, compressed KV and index keys."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from kvstrata.exact_id.limits import LimitStatus
 from kvstrata.exact_id.ownership import C4, INDEXER, SWA
 from kvstrata.exact_id.transaction import IdSpace
 from kvstrata_host import vmm
+from kvstrata_host.leases.frees import FREES, Free, check_free_gives_back
 from kvstrata_host.leases.model import PAGE_TOKENS, Model, make_pool, pages_of
 from kvstrata_host.leases.prefix_cache import PrefixCache
 from kvstrata_host.vmm import Call
@@ -231,43 +232,12 @@ def test_a_retired_window_goes_and_all_compressed_history_stays(model: Model) ->
     assert mapped(model) == {pool.name: pool.geometry.floor_bytes for pool in model.pools}
 
 
-def by_sides(model: Model, tokens: torch.Tensor) -> None:
-    model.allocator.free_swa(tokens)
-    model.allocator.free_full(tokens)
-
-
-def by_segments(model: Model, tokens: torch.Tensor) -> None:
-    model.allocator.free_swa_segment(tokens, start_pos=0)
-    model.allocator.free_full_segments([(tokens, 0)])
-
-
-FREES: dict[str, Callable[[Model, torch.Tensor], None]] = {
-    "free": lambda model, tokens: model.allocator.free(tokens),
-    "free_segment": lambda model, tokens: model.allocator.free_segment(tokens, start_pos=0),
-    "free_segments": lambda model, tokens: model.allocator.free_segments([(tokens, 0)]),
-    "free_swa, free_full": by_sides,
-    "free_swa_segment, free_full_segments": by_segments,
-}
-
-
 @pytest.mark.parametrize("free", FREES.values(), ids=FREES)
 @pytest.mark.parametrize("grouped", [False, True], ids=["at once", "in a group"])
 def test_every_way_to_free_gives_all_leases_and_memory_back(
-    model: Model, free: Callable[[Model, torch.Tensor], None], grouped: bool
+    model: Model, free: Free, grouped: bool
 ) -> None:
-    idle = model.picture().pools
-    tokens = take(model, 260)
-    busy = model.picture().pools
-
-    if grouped:
-        model.allocator.free_group_begin()
-    free(model, tokens)
-    if grouped:
-        assert model.picture().pools == busy, "nothing goes before the end of the group"
-        tokens.fill_(PAGE_TOKENS)
-        model.allocator.free_group_end()
-
-    assert model.picture().pools == idle
+    check_free_gives_back(model, 260, free, grouped=grouped)
 
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["outside", "inside a group"])

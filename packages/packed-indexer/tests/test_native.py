@@ -2,16 +2,15 @@
 """Where index keys stay SGLang's own, with real pools, and what is accounted for them."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
 from kvstrata.exact_id.accounting import RESERVATIONS, mapped_bytes, native_bytes
-from kvstrata.exact_id.discovery import managed_pools_behind, managed_pools_of, owners_of
+from kvstrata.exact_id.discovery import managed_pools_behind
 from kvstrata.exact_id.errors import SetupError
 from kvstrata.exact_id.ownership import C4, C128, INDEXER, SWA
-from kvstrata.packed_indexer import CLAIM, plugin
+from kvstrata.packed_indexer import CLAIM
 from kvstrata_host import vmm
 from kvstrata_host.leases.model import (
     FULL_PAGES,
@@ -20,18 +19,17 @@ from kvstrata_host.leases.model import (
     construction,
     make_allocator,
     make_pool,
+    unify,
 )
+from kvstrata_host.leases.owners import make_watched_pool, managed, reason
+from kvstrata_host.leases.switch import OFF, ON, check_switch_decides
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("switched_on")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.usefixtures("switched_on", "no_reservations"),
+]
 
 ROWS = FULL_PAGES + 1
-
-
-@pytest.fixture(autouse=True)
-def _no_reservations() -> Iterator[None]:
-    RESERVATIONS.clear()
-    yield
-    RESERVATIONS.clear()
 
 
 @pytest.fixture
@@ -40,19 +38,6 @@ def fp4() -> Iterator[None]:
 
     with get_context().override_server_args(enable_deepseek_v4_fp4_indexer=True):
         yield
-
-
-def managed(pool: Any) -> list[str]:
-    pools = managed_pools_of(pool)
-    names = [each.name for each in pools or ()]
-    if pools is not None:
-        pools.close()
-    return names
-
-
-def reason(pool: Any, name: str) -> str:
-    (why,) = (owner.why for owner in owners_of(pool) if owner.pool == name)
-    return why
 
 
 def test_all_pools_that_follow_page_ids_are_managed_and_the_others_say_why_not() -> None:
@@ -66,22 +51,13 @@ def test_all_pools_that_follow_page_ids_are_managed_and_the_others_say_why_not()
     assert set(RESERVATIONS.on("cpu")) == {C128, "attention-states", "indexer-states"}
 
 
-@pytest.mark.parametrize("value", [None, "", "0", "false", "FALSE", "1", "true", "TRUE"])
+@pytest.mark.parametrize("value", [*OFF, *ON])
 def test_the_switch_decides_also_for_a_pool_that_is_made_directly(
     value: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if value is None:
-        monkeypatch.delenv("ENABLE_KVCACHED")
-    else:
-        monkeypatch.setenv("ENABLE_KVCACHED", value)
-    before = vmm.state().calls
+    pool = check_switch_decides(monkeypatch, value, [SWA, C4, INDEXER])
 
-    pool = make_pool()
-
-    is_on = value in ("1", "true", "TRUE")
-    assert (vmm.state().calls != before) is is_on
-    assert (type(pool.c4_indexer_kv_pool).__name__ == "BackedIndexerPool") is is_on
-    assert managed(pool) == ([SWA, C4, INDEXER] if is_on else [])
+    assert (type(pool.c4_indexer_kv_pool).__name__ == "BackedIndexerPool") is (value in ON)
 
 
 def test_a_pool_of_index_keys_without_a_model_is_sglangs_own() -> None:
@@ -95,20 +71,6 @@ def test_a_pool_of_index_keys_without_a_model_is_sglangs_own() -> None:
 
     assert vmm.state().calls == before
     assert [each.shape for each in pool.index_k_with_scale_buffer] == [(17, 8_448)] * 2
-
-
-@pytest.mark.parametrize("value", [None, "0", "false"])
-def test_with_the_switch_off_loading_claims_and_hooks_nothing(
-    value: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if value is None:
-        monkeypatch.delenv("ENABLE_KVCACHED")
-    else:
-        monkeypatch.setenv("ENABLE_KVCACHED", value)
-    monkeypatch.setattr(plugin, "apply", lambda seams: pytest.fail("hooked"))
-    monkeypatch.setattr(plugin, "claim", lambda entry: pytest.fail("claimed"))
-
-    plugin.load()
 
 
 @pytest.mark.usefixtures("fp4")
@@ -147,15 +109,11 @@ def test_hisparse_keeps_c4_and_its_index_keys_follow_the_full_ids() -> None:
 
 
 def test_the_unified_layout_is_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang.kernels.ops.attention.dsv4.unified_kv_kernels import env_gate
+    unify(monkeypatch)
 
-    for module in (env_gate, construction):
-        monkeypatch.setattr(module, "is_unified_kv_triton", lambda: True)
-    before = vmm.state().calls
+    pool, touched = make_watched_pool()
 
-    pool = make_pool()
-
-    assert vmm.state().calls == before
+    assert not touched
     assert managed(pool) == []
     assert type(pool.c4_indexer_kv_pool).__name__ == "DeepSeekV4IndexerPool"
 

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plugin as SGLang loads it, in a process of its own, and as `plan` finds it."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from kvstrata.exact_id import gating
-from kvstrata.exact_id.__main__ import main
 from kvstrata.exact_id.ownership import C4, INDEXER, SWA, installed_claims
 from kvstrata.packed_indexer import CLAIM, plugin
 from kvstrata.seams.report import SUPPORTED, compare
+from kvstrata_host.leases.plan import planned, write_config
 from kvstrata_host.leases.process import run
+from kvstrata_host.leases.switch import check_plugin_stays_idle, turn
 
 DSV4 = """\
 from kvstrata_host.leases import model
@@ -34,16 +34,23 @@ def test_every_hook_is_pinned_to_what_is_installed() -> None:
     assert [row.status for row in rows] == [SUPPORTED]
 
 
+@pytest.mark.parametrize("value", [None, "0", "false"])
+def test_with_the_switch_off_loading_claims_and_hooks_nothing(
+    value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn(monkeypatch, value)
+
+    check_plugin_stays_idle(monkeypatch, plugin)
+
+
 @pytest.mark.parametrize("found", [None, "0.1.5"])
 def test_without_the_supported_kvcached_nothing_is_hooked_or_claimed(
     found: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ENABLE_KVCACHED", "1")
+    turn(monkeypatch, "1")
     monkeypatch.setattr(gating, "kvcached_version", lambda: found)
-    monkeypatch.setattr(plugin, "apply", lambda seams: pytest.fail("hooked"))
-    monkeypatch.setattr(plugin, "claim", lambda entry: pytest.fail("claimed"))
 
-    plugin.load()
+    check_plugin_stays_idle(monkeypatch, plugin)
 
 
 @pytest.mark.integration
@@ -79,24 +86,17 @@ PLANS: dict[str, tuple[tuple[str, ...], bool, str, int]] = {
 
 @pytest.mark.parametrize(("arguments", "is_managed", "why", "size"), PLANS.values(), ids=PLANS)
 def test_the_plan_shows_the_indexer_because_the_slice_is_installed(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     arguments: tuple[str, ...],
     is_managed: bool,
     why: str,
     size: int,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("ENABLE_KVCACHED", "1")
-    monkeypatch.setenv("KVCACHED_CONTIGUOUS_LAYOUT", "false")
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({"compress_ratios": [0, 4, 128, 4]}), encoding="utf-8")
-    command = ["plan", "--model-config", str(config), "--json", "--max-total-tokens", "262144"]
+    config = write_config(tmp_path, [0, 4, 128, 4])
 
-    assert main([*command, *arguments]) == 0
+    indexer = planned(capsys, config, "--max-total-tokens", "262144", *arguments)[INDEXER]
 
-    pools = {each["pool"]: each for each in json.loads(capsys.readouterr().out)["pools"]}
-    indexer = pools[INDEXER]
     assert indexer["is_managed"] is is_managed
     assert why in indexer["why"]
     assert indexer["native_bytes"] == 1025 * size * 2

@@ -8,14 +8,9 @@ import pytest
 
 from kvstrata.exact_id.ownership import C4, INDEXER, SWA
 from kvstrata_host.leases.engine import Size
-from kvstrata_host.leases.serving import Engines, check_twins, engines_in
+from kvstrata_host.leases.serving import Engines, check_twins, engines_in, in_process
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.usefixtures("switched_on"),
-    # SGLang warns of itself where its scheduler is imported.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
-]
+pytestmark = in_process
 
 # Small enough for evictions, large enough for several VMM pages of each pool.
 FULL_PAGES = 320

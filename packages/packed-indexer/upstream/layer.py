@@ -4,15 +4,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from stackkit.export import AddElement, AddImport, File, Remove, folder, layer_of
-from stackkit.export.kvcached import headed
+from stackkit.export import File, folder, layer_of
+from stackkit.export.kvcached import headed, registered
 
 BELOW = layer_of(Path(__file__).parents[2] / "c4-kv" / "upstream" / "layer.py")
 PACKAGE = BELOW.names.modules["kvstrata.exact_id"]
 CHECKS = BELOW.names.modules["kvstrata_host.leases"]
 HOME = PACKAGE.replace(".", "/")
-AUTOPATCH = "kvcached/integration/sglang/autopatch.py"
-PATCH = "DeepSeekV4IndexerPatch"
 
 LAYER = replace(
     BELOW,
@@ -44,37 +42,21 @@ New test for the CPU manifest: tests/test_sglang_exact_id_packed_indexer.py.
             (headed,),
         ),
     ),
-    edits=(
-        AddElement(
-            AUTOPATCH,
-            "_patch_sglang",
-            "(DeepSeekV4C4Patch(), SGLANG_RANGE)",
-            f"({PATCH}(), SGLANG_RANGE)",
-        ),
-        AddImport(AUTOPATCH, "", f"{PACKAGE}.packed_indexer", PATCH),
+    edits=registered(
+        f"{PACKAGE}.packed_indexer",
+        "DeepSeekV4IndexerPatch",
+        versions="SGLANG_RANGE",
+        behind="(DeepSeekV4C4Patch(), SGLANG_RANGE)",
     ),
     left_out={"hooks.py, plugin.py": "packed_indexer.py stands in their place"},
     helpers=(
-        *(
-            File(
-                file.source if file.source.startswith("/") else f"/packages/c4-kv/{file.source}",
-                file.target,
-            )
-            for file in BELOW.helpers
-            if file.target.startswith(f"{CHECKS}/")
-        ),
+        *BELOW.helpers_in(CHECKS, "packages/c4-kv"),
         File("upstream/checks/plugin.py", f"{CHECKS}/packed_indexer/plugin.py"),
         *folder(
             "tests",
             "tests",
             "conftest.py test_any_order.py test_gpu.py test_layout.py test_lifetimes.py "
             "test_native.py",
-        ),
-    ),
-    checks=(
-        Remove(
-            "tests/test_native.py",
-            "test_with_the_switch_off_loading_claims_and_hooks_nothing",
         ),
     ),
 )

@@ -3,4 +3,6 @@
 
 import pytest
 
-pytest.register_assert_rewrite("kvstrata_host.leases.any_order")
+_CHECKING = ("any_order", "frees", "plan", "serving", "switch")
+
+pytest.register_assert_rewrite(*(f"{__name__}.{each}" for each in _CHECKING))

@@ -11,11 +11,15 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
+from kvstrata.exact_id.accounting import RESERVATIONS
 from kvstrata.exact_id.backing import start_kvcached
+
+if TYPE_CHECKING:
+    from .model import Model
 
 
 class Plugin(Protocol):
@@ -28,6 +32,24 @@ class Plugin(Protocol):
 def kvcached() -> None:
     """kvcached, started in this process."""
     start_kvcached("cpu")
+
+
+@pytest.fixture
+def no_reservations() -> Iterator[None]:
+    """What is accounted in this process is of one test."""
+    RESERVATIONS.clear()
+    yield
+    RESERVATIONS.clear()
+
+
+@pytest.fixture
+def model(switched_on: None) -> Iterator["Model"]:
+    """A model of which the pools are managed that the slice and those under it claim."""
+    from .model import Model
+
+    made = Model()
+    yield made
+    made.pools.close()
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import pytest
+
 # What SGLang's imports warn about is nobody's concern here.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -36,6 +38,7 @@ __all__ = [
     "pages_of",
     "publish_configuration",
     "tokens_of",
+    "unify",
 ]
 
 RATIOS = [0, 4, 128, 4]
@@ -47,6 +50,14 @@ SWA_PAGES = 40
 def publish_configuration() -> None:
     """SGLang's defaults: one rank of one stage."""
     get_context().override_server_args().install()
+
+
+def unify(environment: pytest.MonkeyPatch) -> None:
+    """Have SGLang choose its unified layout."""
+    from sglang.kernels.ops.attention.dsv4.unified_kv_kernels import env_gate
+
+    for module in (env_gate, construction):
+        environment.setattr(module, "is_unified_kv_triton", lambda: True)
 
 
 def make_pool(**changes: Any) -> DeepSeekV4TokenToKVPool:

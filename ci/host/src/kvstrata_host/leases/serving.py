@@ -18,6 +18,13 @@ from kvstrata.exact_id.transaction import ManagedPools
 from ..dsv4 import PAGE_TOKENS
 from .engine import VOCABULARY, Engine, Size, configured
 
+in_process = [
+    pytest.mark.integration,
+    pytest.mark.usefixtures("switched_on"),
+    # SGLang warns of itself where its scheduler is imported.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
 SIDES = {"swa": "swa", "c4": "full", "indexer": "full"}
 """Whose page ids each pool follows."""
 
