@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from demo.hint import fetch_hint, has_native_field, page_hashes
@@ -63,14 +63,13 @@ class Pair:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Both servers, in the block."""
-        try:
+        with ExitStack() as started:
+            for server in self._servers.values():
+                started.callback(server.kill)
             with ThreadPoolExecutor(2) as pool:
                 for starting in [pool.submit(each.start) for each in self._servers.values()]:
                     starting.result()
             yield
-        finally:
-            for server in self._servers.values():
-                server.kill()
 
     @contextmanager
     def storing(self, case: Case) -> Iterator[None]:

@@ -118,18 +118,14 @@ class Story:
 
     @contextlib.contextmanager
     def _started(self, *replicas: Replica) -> Iterator[None]:
-        try:
+        with contextlib.ExitStack() as started:
+            for each in replicas:
+                started.callback(each.server.kill)
+                self._progress.step(f"replica {each.name}", f"starting, KVCR at {each.endpoint}")
             with ThreadPoolExecutor(len(replicas)) as pool:
-                for each in replicas:
-                    self._progress.step(
-                        f"replica {each.name}", f"starting, KVCR at {each.endpoint}"
-                    )
                 for starting in [pool.submit(each.server.start) for each in replicas]:
                     starting.result()
             yield
-        finally:
-            for each in replicas:
-                each.server.kill()
 
     def _warm_up(self, a: Replica, b: Replica, d: Replica, other: Tokens, *, hint: Hint) -> None:
         """Leave first-use costs (threads, allocators, the connection between peers) behind."""

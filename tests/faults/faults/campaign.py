@@ -209,11 +209,10 @@ class Campaign:
 
     @contextlib.contextmanager
     def _started(self, *replicas: Replica) -> Iterator[None]:
-        try:
+        with contextlib.ExitStack() as started:
+            for each in replicas:
+                started.callback(each.server.kill)
             with ThreadPoolExecutor(len(replicas)) as pool:
                 for starting in [pool.submit(each.server.start) for each in replicas]:
                     starting.result()
             yield
-        finally:
-            for each in replicas:
-                each.server.kill()

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-_GONE_TIMEOUT_S = 10.0
+_GONE_TIMEOUT_S = 60.0
 
 
 class ProcessGroup:
@@ -74,7 +74,8 @@ class ProcessGroup:
     def kill(self) -> None:
         """End every process of the group at once (SIGKILL).
 
-        Raises TimeoutError if one outlives that by 10 s, as one in uninterruptible sleep would.
+        Raises TimeoutError if one outlives that by a minute, as one in uninterruptible sleep would.
+        To give back gigabytes takes a busy machine more than ten seconds.
         """
         if self._ended:  # its id may be another group's by now
             return
