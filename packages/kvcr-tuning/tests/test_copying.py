@@ -101,7 +101,7 @@ def test_claims_are_released_and_the_call_is_a_miss_when_copying_fails(
         raise RuntimeError("injected")
 
     with monkeypatch.context() as broken:
-        broken.setattr(copying, "_memmove", fail)
+        broken.setattr(copying, "_gather", fail)
         assert restore(copied, ALL) == every(copied, [False] * PAGES)
     assert public_claims(copied.runner) == 0
     assert restore(copied, ALL) == every(copied, [True] * PAGES)
@@ -114,15 +114,15 @@ def test_pages_are_claimed_while_they_are_read_and_closing_waits_for_that(
     runner = copied.runner
     reading, go_on = threading.Event(), threading.Event()
     claimed: list[int] = []
-    memmove = copying._memmove
+    gather = copying._gather
 
-    def slowly(*block: int) -> None:
+    def slowly(run: Any) -> None:
         claimed.append(public_claims(runner))
         reading.set()
         assert go_on.wait(30)
-        memmove(*block)
+        gather(run)
 
-    monkeypatch.setattr(copying, "_memmove", slowly)
+    monkeypatch.setattr(copying, "_gather", slowly)
     results: list[object] = []
     restoring = threading.Thread(target=lambda: results.append(restore(copied, ALL)))
     restoring.start()
@@ -185,6 +185,47 @@ def test_blocks_of_any_size_are_copied_by_any_number_of_threads(
     assert not np.array_equal(target, source)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@given(
+    size=st.integers(1, 100_000),
+    places=st.lists(st.integers(0, 40), min_size=1, max_size=40),
+    gaps=st.sets(st.integers(1, 39)),
+)
+@settings(max_examples=30, deadline=None)
+def test_blocks_go_from_any_places_to_places_with_any_gaps(
+    threads: int, size: int, places: list[int], gaps: set[int]
+) -> None:
+    source = np.random.default_rng(size).integers(0, 256, (41, size), dtype=np.uint8)
+    slots = [at + sum(gap <= at for gap in gaps) for at in range(len(places))]
+    target = np.zeros((slots[-1] + 2, size), dtype=np.uint8)
+    into, of = int(target.ctypes.data), int(source.ctypes.data)
+    Copier(threads).copy(
+        [
+            Copy(into + slot * size, of + place * size, size)
+            for slot, place in zip(slots, places, strict=True)
+        ]
+    )
+    assert np.array_equal(target[slots], source[places])
+    assert not np.delete(target, slots, axis=0).any()
+
+
+def test_pages_that_follow_one_another_are_one_call_for_each_component(
+    copied: PlainReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied.back_up(ALL)
+    runs: list[int] = []
+    gather = copying._gather
+
+    def count(run: Any) -> None:
+        runs.append(len(run))
+        gather(run)
+
+    monkeypatch.setattr(copying, "_gather", count)
+    assert restore(copied, ALL) == every(copied, [True] * PAGES)
+    components = len(copied.runner.pools.named("kv").labels)
+    assert runs == [PAGES] * components
+
+
 def test_a_helper_that_cannot_be_had_does_not_leave_another_one_copying(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -211,7 +252,7 @@ def test_a_helper_that_cannot_be_had_does_not_leave_another_one_copying(
 
     monkeypatch.setattr(copying, "_copy_all", slowly)
     monkeypatch.setattr(copier._pool, "submit", once)
-    into, of, part = int(target.ctypes.data), int(source.ctypes.data), size // 4
+    into, of, part = int(target.ctypes.data), int(source.ctypes.data), size // 8
     copies = [Copy(into + at, of + at, part) for at in range(0, size, part)]
     with pytest.raises(RuntimeError, match="new thread"):
         copier.copy(copies)
